@@ -1,0 +1,21 @@
+"""fedshift: train models across sites that may not share data and whose data look different."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fedshift._version import __version__
+
+if TYPE_CHECKING:
+    from fedshift.runs.api import Run, fit
+
+__all__ = ["Run", "__version__", "fit"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads torch only when something that needs it is used."""
+    if name in ("Run", "fit"):
+        from fedshift.runs import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'fedshift' has no attribute {name!r}")

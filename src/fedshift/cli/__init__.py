@@ -1,0 +1,21 @@
+"""The command line. Commands import what they need when they run, so that --help answers at once."""
+
+from __future__ import annotations
+
+import sys
+
+from fedshift.errors import STOPPED, FedshiftError
+
+
+def main() -> None:
+    """Runs a command; a known error is one sentence and its exit code, never a traceback."""
+    from fedshift.cli.app import app
+
+    try:
+        app(standalone_mode=True)
+    except FedshiftError as error:
+        print(f"error [{error.code}]: {error.message}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("stopped; a run that had begun goes on with the same command and --resume", file=sys.stderr)
+        sys.exit(STOPPED)

@@ -1,0 +1,208 @@
+"""Every command, thin: read the flags, call the library, show the result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+app = typer.Typer(
+    name="fedshift",
+    help="Train models across sites that may not share data and whose data look different.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+weights_app = typer.Typer(help="Weights files.", no_args_is_help=True)
+app.add_typer(weights_app, name="weights")
+
+RunFolder = Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from fedshift._version import __version__
+
+        typer.echo(f"fedshift {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train models across sites that may not share data and whose data look different."""
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the runs and report.html go.")] = Path("runs/demo"),
+) -> None:
+    """Compare methods on built-in data: a table, and a report to open in a browser."""
+    from fedshift.cli.demo import run_demo
+
+    run_demo(out)
+
+
+@app.command()
+def train(
+    config: Annotated[
+        Path | None, typer.Argument(help="A YAML file with any of the keys below.", metavar="CONFIG")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="See `fedshift list methods`.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="A named data set: `fedshift list datasets`.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Your own folder, one sub-folder a site.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="generalize: held out for testing; adapt: used unlabelled.")
+    ] = None,
+    sources: Annotated[str | None, typer.Option(help="Labelled sites, a,b,c. Default: all but the target.")] = None,
+    home: Annotated[str | None, typer.Option(help="multi-adapt: the labelled site.")] = None,
+    targets: Annotated[
+        str | None, typer.Option(help="multi-adapt: client sites, a,b,c. Default: all but home.")
+    ] = None,
+    setting: Annotated[str | None, typer.Option(help="generalize, adapt or multi-adapt.")] = None,
+    arch: Annotated[str | None, typer.Option(help="See `fedshift list archs`.")] = None,
+    weights: Annotated[str | None, typer.Option(help="imagenet, or a .safetensors file to start from.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of communication.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides every random choice.")] = None,
+    label_column: Annotated[str | None, typer.Option(help="Tables: the column with the class.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side in pixels that images are resized to.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Where sites run.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory. Default: runs/METHOD-DATA-TARGET-seedN.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any configuration key, key=value.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="One process; a failing step shows its traceback, site and batch.")
+    ] = False,
+) -> None:
+    """Train one model across sites."""
+    from fedshift.cli.show import show_results
+    from fedshift.runs.api import default_out
+    from fedshift.runs.config import apply_settings, make_config, read_config
+    from fedshift.runs.execute import run
+    from fedshift.runs.progress import for_terminal
+
+    flags: dict[str, Any] = {
+        "method": method,
+        "dataset": dataset,
+        "data_dir": data_dir,
+        "target": target,
+        "sources": _names(sources),
+        "home": home,
+        "targets": _names(targets),
+        "setting": setting,
+        "arch": arch,
+        "weights": weights,
+        "rounds": rounds,
+        "seed": seed,
+        "label_column": label_column,
+        "image_size": image_size,
+        "engine": engine,
+    }
+    values = read_config(config) if config else {}
+    values |= {key: value for key, value in flags.items() if value is not None}
+    checked = make_config(apply_settings(values, set_ or []))
+    folder = out or default_out(checked)
+    results = run(checked, folder, resume=resume, debug=debug, progress=for_terminal())
+    show_results(results, folder)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[Literal["methods", "datasets", "archs"], typer.Argument(help="What to list.")],
+    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """List methods, data sets or architectures."""
+    from fedshift.cli.show import show_list
+
+    show_list(what, as_json=json)
+
+
+@app.command("check-data")
+def check_data(
+    folder: Annotated[Path, typer.Argument(help="A data folder, one sub-folder a site.", metavar="DIR")],
+    dataset: Annotated[str | None, typer.Option(help="Read it as this public data set.")] = None,
+    label_column: Annotated[str | None, typer.Option(help="Tables: the column with the class.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side in pixels that images are resized to.")] = None,
+) -> None:
+    """Say what is in a data folder and whether a run could start; exit code 2 if not."""
+    from fedshift.cli.show import show_data_report
+    from fedshift.data import DataSource, check_data
+
+    report = check_data(DataSource(dataset, folder, image_size, label_column))
+    show_data_report(report)
+    if report.problems:
+        raise typer.Exit(2)
+
+
+@app.command()
+def doctor() -> None:
+    """Check this machine and installation; exit code 2 if something fedshift needs is broken."""
+    from fedshift.cli.doctor import examine
+
+    if not examine():
+        raise typer.Exit(2)
+
+
+@app.command()
+def predict(
+    run: RunFolder,
+    inputs: Annotated[Path, typer.Argument(help="A folder of images, or a .csv table.", metavar="FOLDER")],
+    out: Annotated[
+        Path, typer.Option(help="The CSV file to write (segmentation: a folder for masks beside it).")
+    ] = Path("predictions.csv"),
+    site: Annotated[str | None, typer.Option(help="Whose model, where a run has one a site.")] = None,
+    select: Annotated[
+        Literal["last", "source-val"],
+        typer.Option(help="The last round's model or the one chosen on source validation."),
+    ] = "last",
+) -> None:
+    """Predict classes for new images or rows with a trained run."""
+    from fedshift.runs.predict import predict_files
+
+    counts = predict_files(run, inputs, out, site=site, select=select)
+    typer.echo(
+        f"{counts.predicted} predictions in {out}" + (f", {counts.skipped} unreadable" if counts.skipped else "")
+    )
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories.", metavar="RUN...")],
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
+) -> None:
+    """Write one self-contained HTML page about one or several runs."""
+    from fedshift.report import write_report
+
+    write_report(runs, out)
+    typer.echo(f"wrote {out}")
+
+
+@app.command()
+def privacy(method: Annotated[str, typer.Argument(help="See `fedshift list methods`.")]) -> None:
+    """Print what leaves a site under a method, read from the declared types."""
+    from fedshift.cli.show import show_privacy
+
+    show_privacy(method)
+
+
+@weights_app.command("convert")
+def convert(
+    file: Annotated[Path, typer.Argument(help="A PyTorch checkpoint (.pth).")],
+    sha256: Annotated[str, typer.Option(help="The published SHA-256 of the file.")],
+    out: Annotated[Path | None, typer.Option(help="Default: the same name with .safetensors.")] = None,
+) -> None:
+    """Turn a .pth file you trust into safetensors, after checking its SHA-256."""
+    from fedshift.nn.weights import convert_checkpoint
+
+    written = out or file.with_suffix(".safetensors")
+    convert_checkpoint(file, sha256, written)
+    typer.echo(f"wrote {written}")
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return tuple(name.strip() for name in text.split(",") if name.strip()) if text else None

@@ -1,0 +1,115 @@
+"""Tables for the terminal, and the same as JSON where programs read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedshift.data import DataReport, list_datasets
+from fedshift.federation.kinds import kinds
+from fedshift.methods import METHODS, find_method
+from fedshift.nn.archs import ARCHS
+
+
+def show_list(what: str, *, as_json: bool) -> None:
+    rows = {"methods": _methods, "datasets": _datasets, "archs": _archs}[what]()
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in rows[0]:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    Console().print(table)
+
+
+def show_results(results: Mapping[str, Any], folder: Path) -> None:
+    table = Table(title=f"{results['method']} on {results['dataset']}", title_justify="left")
+    table.add_column("target")
+    for rule in ("last round", "source-validated round", "oracle round"):
+        table.add_column(rule, justify="right")
+    for target, scores in results["per_target"].items():
+        table.add_row(target, *(f"{100 * scores[rule]:.1f} %" for rule in ("last", "source_val", "oracle")))
+    console = Console()
+    if results["per_target"]:
+        console.print(table)
+    console.print(
+        f"{results['seconds']['total']:.0f} s, {results['bytes']['up'] / 1e6:.1f} MB up,"
+        f" {results['bytes']['down'] / 1e6:.1f} MB down; run in {folder}",
+        highlight=False,
+    )
+    for name, count in results["counters"].items():
+        console.print(f"[yellow]{name}: {count}[/yellow]", highlight=False)
+
+
+def show_data_report(report: DataReport) -> None:
+    console = Console()
+    table = Table(title="Domains", title_justify="left")
+    for column in ("domain", "class", "train", "val", "test"):
+        table.add_column(column, justify="left" if column in ("domain", "class") else "right")
+    for domain in report.domains:
+        for number, row in enumerate(domain.classes):
+            table.add_row(domain.name if number == 0 else "", row.name, str(row.train), str(row.val), str(row.test))
+    console.print(table)
+    for warning in report.warnings:
+        console.print(f"[yellow]warning[/yellow] {warning}", highlight=False)
+    for problem in report.problems:
+        console.print(f"[red]problem[/red] {problem}", highlight=False)
+    console.print("A run cannot start." if report.problems else "A run can start.")
+
+
+def show_privacy(method: str) -> None:
+    """What leaves a site, straight from the types that the code itself obeys."""
+    implementation = find_method(method)
+    table = Table(title=f"What leaves a site under {method.lower()}", title_justify="left")
+    for column in ("step", "field", "kind", "what it is", "to", "secure aggregation"):
+        table.add_column(column, overflow="fold")
+    for step in implementation.steps:
+        for field, kind in kinds(step.release).items():
+            alone = "possible: only the sum is used" if field in step.release.summed else "no: used one by one"
+            table.add_row(step.name, field, kind.name, kind.meaning, "coordinator", alone)
+    Console().print(table)
+
+
+def _methods() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "setting": ", ".join(entry.about.settings),
+            "paper": entry.about.paper,
+            "needs": entry.about.needs,
+        }
+        for name, entry in METHODS.items()
+    ]
+
+
+def _datasets() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": info.name,
+            "domains": list(info.domains),
+            "classes": info.classes,
+            "builtin": info.builtin,
+            "description": info.description,
+        }
+        for info in list_datasets()
+    ]
+
+
+def _archs() -> list[dict[str, Any]]:
+    return [
+        {"name": arch.name, "kind": arch.kind, "imagenet": arch.imagenet, "description": arch.description}
+        for arch in ARCHS.values()
+    ]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)

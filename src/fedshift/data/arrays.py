@@ -1,0 +1,209 @@
+"""A domain of images that are arrays already: `<domain>.npz`, and what public data sets keep in `.mat` files.
+
+A file holds `train_images, train_labels, test_images, test_labels` (and `val_...`), or just `images, labels`.
+Images are uint8, `(n, h, w)` grey or `(n, h, w, 3)`; labels are numbers from 0, left out where nobody knows them.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedshift.data.cache import EntryWriter, cached_arrays, cached_entry
+from fedshift.data.domain import Domain, Split, Task
+from fedshift.data.fingerprints import content_digest, digest_of, in_parallel
+from fedshift.data.images import Size, resize
+from fedshift.data.raw import Plan, Problem, Progress, Sample, printable
+from fedshift.data.splits import SPLITS, SplitName, complete_splits
+
+CONVERSION = 1
+"""Part of the cache's keys: raised when the same arrays would give other pixels or splits."""
+
+MAX_UNPACKED = 32 * 2**30
+
+KERAS_NAMES = {
+    "x_train": "train_images",
+    "y_train": "train_labels",
+    "x_test": "test_images",
+    "y_test": "test_labels",
+}
+"""What Keras calls the arrays in its `mnist.npz`."""
+
+PARTS: dict[str, SplitName | None] = {"train": "train", "val": "val", "test": "test", "": None}
+
+
+class ArraysError(Exception):
+    """A file whose arrays cannot be used; the message is the reason."""
+
+
+class ImageArrays:
+    """Images and labels in memory-mapped arrays. `classes` names the labels; without it they name themselves."""
+
+    def __init__(
+        self, name: str, arrays: Mapping[str, NDArray[Any]], digest: str, classes: tuple[str, ...] | None = None
+    ) -> None:
+        self.name = name
+        self.problems: tuple[Problem, ...] = ()
+        self.warnings: tuple[str, ...] = ()
+        self._digest = digest
+        self._classes = classes
+        self._images: dict[str, NDArray[np.uint8]] = {}
+        self._labels: dict[str, NDArray[np.int64]] = {}
+        try:
+            self._take(arrays)
+        except ArraysError as problem:
+            self.problems = (Problem("data-labels", f"{name}: {problem}"),)
+
+    def _take(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        for part in PARTS:
+            prefix = f"{part}_" if part else ""
+            images = arrays.get(f"{prefix}images")
+            if images is None:
+                continue
+            if (
+                images.dtype != np.uint8
+                or images.ndim not in (3, 4)
+                or (images.ndim == 4 and images.shape[3] not in (1, 3))
+            ):
+                raise ArraysError(
+                    f"{prefix}images is {images.dtype} of shape {images.shape}; it must be uint8 of shape (n, h, w) "
+                    "or (n, h, w, 3)."
+                )
+            self._images[part] = images if images.ndim == 4 else images[..., None]
+            if f"{prefix}labels" in arrays:
+                self._labels[part] = _check_labels(f"{prefix}labels", arrays[f"{prefix}labels"], len(images))
+        if not any(len(images) for images in self._images.values()):
+            raise ArraysError("it has no images; the arrays must be called train_images, test_images or images.")
+        if self._labels and self._labels.keys() != self._images.keys():
+            missing = sorted(self._images.keys() - self._labels.keys())
+            raise ArraysError(f"it has labels, but none for {', '.join(f'{part}_images' for part in missing)}.")
+        if self._classes is not None:
+            highest = max((int(labels.max()) for labels in self._labels.values() if len(labels)), default=0)
+            if highest >= len(self._classes):
+                raise ArraysError(
+                    f"it has the label {highest}, but there are {len(self._classes)} classes, numbered from 0."
+                )
+
+    @property
+    def task(self) -> Task | None:
+        return "classification" if self._labels else None
+
+    def class_counts(self) -> Counter[str] | None:
+        if not self._labels:
+            return None
+        return Counter(name for names in self._label_names.values() for name in names)
+
+    def sizes(self) -> Counter[Size]:
+        sizes: Counter[Size] = Counter()
+        for images in self._images.values():
+            sizes[(images.shape[1], images.shape[2])] += len(images)
+        return sizes
+
+    def samples(self) -> list[Sample]:
+        return [
+            Sample(f"{self.name}: {part}_images[{i}]".replace(": _", ": "), split, digest)
+            for (part, i), split, digest in self._assigned
+            if split is not None
+        ]
+
+    def read(self, plan: Plan, progress: Progress | None = None) -> Domain:
+        numbers = [plan.classes.index(name) for name in self._distinct]
+        key = f"arrays {CONVERSION} {self._digest} {plan.size} {plan.fit} {self._distinct} {numbers}"
+        entry = cached_entry(key, lambda writer: self._convert(writer, plan, progress))
+        splits = (
+            Split(entry.arrays[f"{split}_inputs"], np.array(entry.arrays[f"{split}_labels"]) if self._labels else None)
+            for split in SPLITS
+        )
+        train, val, test = splits
+        return Domain(self.name, train, val, test)
+
+    def _convert(self, writer: EntryWriter, plan: Plan, progress: Progress | None) -> None:
+        assert plan.size is not None
+        number = {name: plan.classes.index(name) for name in self._distinct}
+        done = 0
+        for wanted in SPLITS:
+            places = [place for place, split, _ in self._assigned if split == wanted]
+            with writer.rows(f"{wanted}_inputs", (*plan.size, 3), np.uint8) as append:
+                for block in in_parallel(lambda place: self._fitted(place, plan), places):
+                    append(np.stack(block))
+                    done += len(block)
+                    if progress is not None:
+                        progress(self.name, done, len(self._assigned))
+            if self._labels:
+                labels = [number[self._label_names[part][i]] for part, i in places]
+                writer.add(f"{wanted}_labels", np.array(labels, dtype=np.int64))
+
+    def _fitted(self, place: tuple[str, int], plan: Plan) -> NDArray[np.uint8]:
+        part, i = place
+        assert plan.size is not None
+        image = np.broadcast_to(self._images[part][i], (*self._images[part].shape[1:3], 3))
+        if image.shape[:2] == plan.size:
+            return image
+        return np.asarray(resize(Image.fromarray(np.ascontiguousarray(image)), plan.size, plan.fit))
+
+    @cached_property
+    def _label_names(self) -> dict[str, list[str]]:
+        return {
+            part: [str(number) if self._classes is None else self._classes[number] for number in labels]
+            for part, labels in self._labels.items()
+        }
+
+    @cached_property
+    def _distinct(self) -> list[str]:
+        return sorted({name for names in self._label_names.values() for name in names})
+
+    @cached_property
+    def _assigned(self) -> list[tuple[tuple[str, int], SplitName | None, str]]:
+        """Where each image is, its split, its content hash. Arrays have no file names, so the content decides the
+        split: it is the same however the array is ordered, and an image that occurs twice is in one split only."""
+        places = [(part, i) for part, images in self._images.items() for i in range(len(images))]
+        digests = [digest_of(self._images[part][i].tobytes()) for part, i in places]
+        groups = [self._label_names[part][i] if self._labels else "" for part, i in places]
+        splits = complete_splits(digests, groups, [PARTS[part] for part, _ in places])
+        return list(zip(places, splits, digests, strict=True))
+
+
+def read_npz(path: Path) -> tuple[dict[str, NDArray[Any]], str]:
+    """The arrays of an npz file that hold images and labels, memory-mapped, and the file's content hash."""
+    names = {f"{part}_{kind}" if part else kind for part in PARTS for kind in ("images", "labels")}
+    in_file = {name: name for name in names} | KERAS_NAMES
+
+    def load() -> dict[str, NDArray[Any]]:
+        with zipfile.ZipFile(path) as archive:
+            if sum(member.file_size for member in archive.infolist()) > MAX_UNPACKED:
+                raise ArraysError(f"it unpacks to more than {MAX_UNPACKED // 2**30} GB")
+        with np.load(path, allow_pickle=False) as file:
+            found = {name: np.atleast_1d(file[key]) for key, name in in_file.items() if key in file.files}
+            if not any("images" in name for name in found):
+                raise ArraysError(
+                    "it needs the arrays train_images and test_images (or images), with labels beside them, but has "
+                    + printable(", ".join(file.files[:10]))
+                )
+            return found
+
+    try:
+        digest = content_digest(path)
+        return cached_arrays(f"npz {digest}", load), digest
+    except (ValueError, OSError, EOFError, MemoryError, KeyError, zipfile.BadZipFile, zlib.error) as problem:
+        raise ArraysError(str(problem) or type(problem).__name__) from problem
+
+
+def _check_labels(name: str, labels: NDArray[Any], count: int) -> NDArray[np.int64]:
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1 or len(labels) != count:
+        raise ArraysError(f"{name} has shape {labels.shape}; there are {count} images.")
+    if labels.dtype.kind not in "iu":
+        raise ArraysError(f"{name} is {labels.dtype}; labels must be whole numbers.")
+    if count and labels.min() < 0:
+        raise ArraysError(f"{name} has the label {labels.min()}; labels count from 0.")
+    return labels.astype(np.int64)

@@ -1,0 +1,125 @@
+"""Batches from a split: a permutation, then one gather a batch; no Python loop over samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift.data.augment import Augment
+from fedshift.data.domain import Split
+from fedshift.rng import Rng
+
+_IN_MEMORY_BYTES = 512 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class UnlabelledBatch:
+    """Inputs only: there is no `y` to misuse. `index` says which samples of the split these are."""
+
+    x: Tensor
+    index: Tensor
+
+
+@dataclass(frozen=True)
+class LabelledBatch:
+    x: Tensor
+    y: Tensor
+    index: Tensor
+
+
+class _Inputs:
+    """Gathers batches from images `(n, h, w, 3)` uint8, as float `(b, 3, h, w)` in [0, 1], or from table rows."""
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+        self.is_image = split.inputs.ndim == 4
+        small = split.inputs.nbytes <= _IN_MEMORY_BYTES
+        self._memory = self._channels_first(torch.from_numpy(np.array(split.inputs))) if small else None
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def gather(self, index: Tensor) -> Tensor:
+        if self._memory is not None:
+            rows = self._memory[index]
+        else:
+            rows = self._channels_first(torch.from_numpy(self._split.inputs[index.numpy()]))
+        return rows.float().div_(255.0) if self.is_image else rows
+
+    def _channels_first(self, rows: Tensor) -> Tensor:
+        return rows.permute(0, 3, 1, 2).contiguous() if self.is_image else rows
+
+    def shuffled(self, size: int, epochs: float, rng: Rng) -> Iterator[Tensor]:
+        """Index batches of `epochs` passes (fractions allowed). A last batch of one sample is left out, because
+        batch normalisation cannot train on it, unless it is all there is."""
+        generator = rng.torch()
+        total = math.ceil(epochs * len(self))
+        while total > 0:
+            order = torch.randperm(len(self), generator=generator)[:total]
+            total -= len(order)
+            for index in order.split(size):
+                if len(index) > 1 or len(order) == 1:
+                    yield index
+
+    def in_order(self, size: int) -> Iterator[Tensor]:
+        yield from torch.arange(len(self)).split(size)
+
+
+class UnlabelledData:
+    """The inputs of a split whose labels are unknown or none of the method's business."""
+
+    def __init__(self, split: Split, device: torch.device) -> None:
+        self._inputs = _Inputs(split)
+        self._device = device
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def batches(
+        self, size: int, rng: Rng, epochs: float = 1, augment: Augment | None = None
+    ) -> Iterator[UnlabelledBatch]:
+        """Shuffled batches for training."""
+        generator = rng.child("augment").torch()
+        for index in self._inputs.shuffled(size, epochs, rng):
+            x = self._inputs.gather(index)
+            yield UnlabelledBatch((augment(x, generator) if augment else x).to(self._device), index)
+
+    def in_order(self, size: int) -> Iterator[UnlabelledBatch]:
+        """Every sample once, in the split's order."""
+        for index in self._inputs.in_order(size):
+            yield UnlabelledBatch(self._inputs.gather(index).to(self._device), index)
+
+
+class LabelledData:
+    """The inputs and labels of a split."""
+
+    def __init__(self, split: Split, device: torch.device) -> None:
+        assert split.labels is not None
+        self._inputs = _Inputs(split)
+        self._labels = torch.from_numpy(np.array(split.labels, dtype=np.int64))
+        self._device = device
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def batches(
+        self, size: int, rng: Rng, epochs: float = 1, augment: Augment | None = None
+    ) -> Iterator[LabelledBatch]:
+        """Shuffled batches for training. Augmentations that move pixels are for whole-image labels only."""
+        generator = rng.child("augment").torch()
+        for index in self._inputs.shuffled(size, epochs, rng):
+            x = self._inputs.gather(index)
+            yield self._batch(augment(x, generator) if augment else x, index)
+
+    def in_order(self, size: int) -> Iterator[LabelledBatch]:
+        """Every sample once, in the split's order."""
+        for index in self._inputs.in_order(size):
+            yield self._batch(self._inputs.gather(index), index)
+
+    def _batch(self, x: Tensor, index: Tensor) -> LabelledBatch:
+        return LabelledBatch(x.to(self._device), self._labels[index].to(self._device), index)

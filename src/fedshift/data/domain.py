@@ -1,0 +1,77 @@
+"""The shape of data once it is read: data sets hold domains, domains hold three splits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Task = Literal["classification", "segmentation"]
+
+VOID = 255
+"""The mask value of pixels that have no label; losses and scores leave them out."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images `(n, height, width, 3)` uint8 or table rows `(n, columns)` float32 (NaN = missing), and their labels:
+    classes `(n,)` int64, masks `(n, height, width)` uint8, or None where nobody has labelled them."""
+
+    inputs: NDArray[Any]
+    labels: NDArray[Any] | None
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def take(self, index: NDArray[np.int64]) -> Split:
+        return Split(self.inputs[index], None if self.labels is None else self.labels[index])
+
+    def without_labels(self) -> Split:
+        return Split(self.inputs, None)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A sample that could not be used, and why."""
+
+    file: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One place that data comes from: a hospital, a camera, a drawing style. What was unreadable is left out of
+    its splits and named in `skipped`."""
+
+    name: str
+    train: Split
+    val: Split
+    test: Split
+    skipped: tuple[Skipped, ...] = ()
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Where a data set is and how to read it: all that another process needs to open it again."""
+
+    name: str | None = None
+    data_dir: Path | None = None
+    image_size: int | None = None
+    label_column: str | None = None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A named set of domains that share a task, a class list and an input shape. `load` reads one domain."""
+
+    name: str
+    task: Task
+    classes: tuple[str, ...]
+    domains: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    load: Callable[[str], Domain]
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,206 @@
+"""A domain of image files: looked at once, decoded once, memory-mapped ever after."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedshift.data.cache import Entry, EntryWriter, cached_arrays, cached_entry
+from fedshift.data.domain import VOID, Domain, Skipped, Split, Task
+from fedshift.data.fingerprints import FileFacts, digest_of, image_facts, in_parallel, read_limited
+from fedshift.data.images import Size, UnreadableError, decode_image, decode_mask, decode_mask_ids, image_size
+from fedshift.data.listing import Item, Listing
+from fedshift.data.raw import Plan, Problem, Progress, Sample, printable
+from fedshift.data.splits import SPLITS
+from fedshift.errors import InputError
+
+DECODER = 1
+"""Part of the cache's keys: raised when the same file would be decoded to other pixels."""
+
+Decoded = tuple[NDArray[np.uint8], NDArray[np.uint8] | None]
+"""An image and, for segmentation, its mask."""
+
+
+class ImageFiles:
+    """The images, and classes or masks, that a listing found."""
+
+    def __init__(self, name: str, listing: Listing) -> None:
+        self.name = name
+        self._listing = listing
+
+    @property
+    def task(self) -> Task | None:
+        return self._listing.task
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        return tuple(self._listing.problems)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(self._listing.warnings)
+
+    def class_counts(self) -> Counter[str] | None:
+        if self.task != "classification":
+            return None
+        counts = Counter(item.label for item in self._listing.items if item.label is not None)
+        counts.update(dict.fromkeys(self._listing.empty_classes, 0))
+        return counts
+
+    def sizes(self) -> Counter[Size]:
+        found = (self._facts[str(item.path)].size for item in self._listing.items)
+        return Counter(size for size in found if size is not None)
+
+    def samples(self) -> list[Sample]:
+        return [
+            Sample(self._where(item), item.split, self._facts[str(item.path)].digest)
+            for item in self._listing.items
+            if item.split is not None
+        ]
+
+    def mask_ids(self) -> set[int]:
+        """The ids that the masks hold, `VOID` left out. Masks in colour and unreadable ones hold none."""
+        masks = [item.mask for item in self._listing.items if item.mask is not None]
+        digests = [self._facts[str(path)].digest for path in masks]
+
+        def find() -> dict[str, NDArray[Any]]:
+            seen = np.zeros(256, dtype=np.bool_)
+            for block in in_parallel(_ids_in, masks):
+                for ids in block:
+                    seen[ids] = True
+            return {"seen": seen}
+
+        seen = cached_arrays(_key("mask-ids", digests), find)["seen"]
+        return {int(number) for number in np.flatnonzero(seen)} - {VOID}
+
+    def read(self, plan: Plan, progress: Progress | None = None) -> Domain:
+        number = {name: i for i, name in enumerate(plan.classes)}
+        rows = [
+            (item.split, number.get(item.label or ""), self._digest(item), self._mask_digest(item))
+            for item in self._listing.items
+        ]
+        code = plan.code and [sorted(plan.code.ids.items()), sorted((plan.code.colours or {}).items())]
+        key = _key("images", DECODER, plan.size, plan.fit, code, rows)
+        entry = cached_entry(key, lambda writer: self._decode_all(writer, plan, number, progress))
+        skipped = tuple(Skipped(file, reason) for file, reason in entry.notes["skipped"])
+        train, val, test = (_split(entry, name) for name in SPLITS)
+        return Domain(self.name, train, val, test, skipped)
+
+    @cached_property
+    def _facts(self) -> dict[str, FileFacts]:
+        items = self._listing.items
+        paths = [item.path for item in items] + [item.mask for item in items if item.mask is not None]
+        facts = image_facts(self._listing.folder, paths)
+        return {str(path): fact for path, fact in zip(paths, facts, strict=True)}
+
+    def _digest(self, item: Item) -> str:
+        return self._facts[str(item.path)].digest
+
+    def _mask_digest(self, item: Item) -> str | None:
+        return self._facts[str(item.mask)].digest if item.mask is not None else None
+
+    def _decode_all(self, writer: EntryWriter, plan: Plan, number: dict[str, int], progress: Progress | None) -> None:
+        done, total = 0, len(self._listing.items)
+        skipped: list[Skipped] = []
+
+        def tick(count: int) -> None:
+            nonlocal done
+            done += count
+            if progress is not None:
+                progress(self.name, done, total)
+
+        for split in SPLITS:
+            items = [item for item in self._listing.items if item.split == split]
+            skipped += self._decode_split(writer, split, items, plan, number, tick)
+        writer.notes["skipped"] = [(sample.file, sample.reason) for sample in skipped]
+
+    def _decode_split(
+        self,
+        writer: EntryWriter,
+        split: str,
+        items: Sequence[Item],
+        plan: Plan,
+        number: dict[str, int],
+        tick: Callable[[int], None],
+    ) -> list[Skipped]:
+        assert plan.size is not None
+        has_masks = self.task == "segmentation" and (not items or any(item.mask for item in items))
+        skipped: list[Skipped] = []
+        labels: list[int] = []
+        remaining = iter(items)
+        with ExitStack() as files:
+            add_images = files.enter_context(writer.rows(f"{split}_inputs", (*plan.size, 3), np.uint8))
+            if has_masks:
+                add_masks = files.enter_context(writer.rows(f"{split}_labels", plan.size, np.uint8))
+            for block in in_parallel(lambda item: self._decode(item, plan), items):
+                usable: list[Decoded] = []
+                for result, item in zip(block, remaining, strict=False):
+                    if isinstance(result, Skipped):
+                        skipped.append(result)
+                        continue
+                    usable.append(result)
+                    if item.label is not None:
+                        labels.append(number[item.label])
+                if usable:
+                    add_images(np.stack([image for image, _ in usable]))
+                if usable and has_masks:
+                    add_masks(np.stack([mask for _, mask in usable if mask is not None]))
+                tick(len(block))
+        if self.task == "classification":
+            writer.add(f"{split}_labels", np.array(labels, dtype=np.int64))
+        return skipped
+
+    def _decode(self, item: Item, plan: Plan) -> Decoded | Skipped:
+        try:
+            data = self._read(item.path)
+            image = decode_image(data, plan.size, plan.fit)
+            if item.mask is None:
+                return image, None
+            assert plan.code is not None
+            mask_data = self._read(item.mask)
+            of_image, of_mask = image_size(data), image_size(mask_data)
+            if of_image != of_mask:
+                raise UnreadableError(
+                    f"its mask is {of_mask[1]} x {of_mask[0]}, the image {of_image[1]} x {of_image[0]}"
+                )
+            return image, decode_mask(mask_data, plan.code, plan.size)
+        except UnreadableError as problem:
+            return Skipped(self._where(item), str(problem))
+
+    def _read(self, path: Path) -> bytes:
+        data = read_limited(path)
+        if digest_of(data) != self._facts[str(path)].digest:
+            # Its pixels would be stored under the hash of what it was before.
+            raise InputError("data-unreadable", f"{printable(path)} changed while it was read; run again.")
+        return data
+
+    def _where(self, item: Item) -> str:
+        return printable(item.path.relative_to(self._listing.folder.parent))
+
+
+def _split(entry: Entry, name: str) -> Split:
+    labels = entry.arrays.get(f"{name}_labels")
+    if labels is not None and labels.ndim == 1:
+        labels = np.array(labels)
+    return Split(entry.arrays[f"{name}_inputs"], labels)
+
+
+def _ids_in(mask: Path) -> NDArray[np.uint8]:
+    try:
+        ids = decode_mask_ids(read_limited(mask))
+    except UnreadableError:
+        return np.empty(0, dtype=np.uint8)
+    return np.unique(ids) if ids.ndim == 2 else np.empty(0, dtype=np.uint8)
+
+
+def _key(*parts: object) -> str:
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()

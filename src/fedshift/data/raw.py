@@ -1,0 +1,93 @@
+"""What every kind of data looks like before it is read, so that one survey and one check serve them all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedshift.data.domain import Domain, Task
+from fedshift.data.images import Fit, MaskCode, Size
+from fedshift.data.splits import SplitName
+from fedshift.errors import InputError
+
+TOLERATED = 0.01
+"""Up to this share of a domain may be unreadable: the rest is used and the report says what was left out."""
+
+Progress = Callable[[str, int, int], None]
+"""Told, while a domain is decoded for the first time: its name, how many images are done, how many there
+are."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a run could not start: the code of the error and its message."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample as the check sees it: a name a person can find it by, its split, the hash of its content."""
+
+    name: str
+    split: SplitName
+    digest: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all domains of a data set agree on before any is read. Tables have no size, only masks have a
+    code."""
+
+    classes: tuple[str, ...]
+    size: Size | None = None
+    fit: Fit = "crop"
+    code: MaskCode | None = None
+
+
+class RawDomain(Protocol):
+    """One domain of a data set, not read yet."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def task(self) -> Task | None:
+        """None where there are no labels: such a domain fits either task."""
+
+    @property
+    def problems(self) -> tuple[Problem, ...]: ...
+
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+
+    def class_counts(self) -> Counter[str] | None:
+        """Samples of each class, classes with none included; None where there are no class labels."""
+
+    def sizes(self) -> Counter[Size]:
+        """How many images there are of each size; empty for tables."""
+
+    def read(self, plan: Plan, progress: Progress | None = None) -> Domain: ...
+
+    def samples(self) -> list[Sample]: ...
+
+
+def printable(text: object) -> str:
+    """A name as it can be shown: what a terminal would obey or refuse to print is written as an escape."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in str(text))
+
+
+def refuse_many_skipped(domain: Domain) -> None:
+    """Raise when more of a domain is unreadable than a run should pass over."""
+    count = len(domain.skipped)
+    total = count + sum(len(split) for split in (domain.train, domain.val, domain.test))
+    if count > TOLERATED * total:
+        first = domain.skipped[0]
+        raise InputError(
+            "data-unreadable",
+            f"{count} of {total} samples of {domain.name} cannot be used; the first is {first.file}: "
+            f"{first.reason}. Repair or remove them (`fedshift check-data` lists all).",
+        )

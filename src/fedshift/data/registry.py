@@ -1,0 +1,84 @@
+"""Data sets by name or folder: the ones that come with fedshift, the public ones, and the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedshift.data.domain import Dataset, DataSource
+from fedshift.data.folders import survey_folder
+from fedshift.data.public import PUBLIC, how_to_get, survey_public
+from fedshift.data.raw import Progress
+from fedshift.data.survey import Survey, open_survey
+from fedshift.errors import InputError, nearest
+
+SMALLEST_IMAGE, LARGEST_IMAGE = 8, 1024
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """A line of `list datasets`. `classes` is empty where only the data themselves can tell."""
+
+    name: str
+    domains: tuple[str, ...]
+    classes: tuple[str, ...]
+    builtin: bool
+    description: str
+    licence: str
+    how_to_get: str
+
+
+def open_dataset(source: DataSource, progress: Progress | None = None) -> Dataset:
+    """A data set, ready to load its domains. Nothing is decoded before a domain is loaded for the first time."""
+    if source.name in _builtin():
+        refused = {"data_dir": source.data_dir, "image_size": source.image_size, "label_column": source.label_column}
+        for key, value in refused.items():
+            if value is not None:
+                raise InputError("config-value", f"{source.name} comes with fedshift and takes no {key}.")
+        return _builtin()[source.name]()
+    return open_survey(survey(source), progress)
+
+
+def survey(source: DataSource) -> Survey:
+    """What is in a public data set or a user's folder, without reading it."""
+    size = source.image_size
+    if size is not None and not SMALLEST_IMAGE <= size <= LARGEST_IMAGE:
+        raise InputError("config-value", f"image_size is {size}; it must be {SMALLEST_IMAGE} to {LARGEST_IMAGE} pixels.")
+    if source.name is None:
+        if source.data_dir is None:
+            raise InputError("config-value", "No data: name a data set with --dataset or a folder with --data-dir.")
+        return survey_folder(source.data_dir, size, source.label_column)
+    if source.name not in PUBLIC:
+        raise InputError("unknown-name", f"There is no data set {source.name!r}. {nearest(source.name, _all_names())}")
+    if source.label_column is not None:
+        raise InputError("config-value", f"label_column is for tables, but {source.name} is a set of images.")
+    return survey_public(source.name, source.data_dir, size)
+
+
+def list_datasets() -> list[DatasetInfo]:
+    """The data sets that come with fedshift, then the public ones."""
+    listed = [_describe(name, make()) for name, make in _builtin().items()]
+    for name, row in PUBLIC.items():
+        listed.append(
+            DatasetInfo(
+                name, tuple(row.domains), row.classes or (), False, row.description, row.licence, how_to_get(name)
+            )
+        )
+    return listed
+
+
+def _describe(name: str, dataset: Dataset) -> DatasetInfo:
+    return DatasetInfo(
+        name, dataset.domains, dataset.classes, True, "Comes with fedshift; made on first use.", "Apache-2.0", ""
+    )
+
+
+def _builtin() -> dict[str, Callable[[], Dataset]]:
+    # Imported late: the built-in data sets draw on scikit-learn and matplotlib.
+    from fedshift.data.builtin import BUILTIN
+
+    return BUILTIN
+
+
+def _all_names() -> list[str]:
+    return [*_builtin(), *PUBLIC]

@@ -1,0 +1,69 @@
+"""Every error a user can meet: what happened, where, what to do. Each code has a section in docs/errors.md."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+BAD_INPUT, SITE_FAILED, STOPPED = 2, 3, 130
+
+CATALOGUE: dict[str, str] = {
+    "data-missing": "A folder or file of the data set does not exist.",
+    "data-empty": "A domain, split or class has nothing in it.",
+    "data-unreadable": "An image or table cannot be decoded, or is too large to be decoded safely.",
+    "data-labels": "A label or mask id is out of range, or a table's label column is wrong.",
+    "data-classes": "Sites do not agree on the list of classes.",
+    "data-layout": "A data folder has none of the layouts fedshift reads.",
+    "data-checksum": "A downloaded or given file is not the one that was expected.",
+    "unknown-name": "A method, data set, domain, architecture or engine of that name does not exist.",
+    "config-key": "A configuration key does not exist.",
+    "config-value": "A configuration value is of the wrong type or out of range.",
+    "config-roles": "The roles of the domains contradict each other (say, a target that is also a source).",
+    "weights-mismatch": "A weights file does not fit the architecture.",
+    "weights-missing": "A weights file or the package that ships it is not there.",
+    "run-exists": "The run directory belongs to another configuration, is finished, or is in use.",
+    "run-missing": "There is no run in that directory, or it has no trained model yet.",
+    "run-corrupt": "No checkpoint of the run can be read.",
+    "disk": "A file of the run could not be written: the disk is full or not writable.",
+    "method-needs": "The method cannot run on this data or with this architecture.",
+    "export-unsupported": "The model cannot be written in that format.",
+    "site-policy": "A site's own policy forbids what was asked.",
+    "site-failed": "A step failed at a site, or too few sites answered.",
+    "site-mismatch": "A site runs another version of fedshift, or describes its data differently.",
+    "step-unknown": "A site was asked for a step it does not have.",
+    "message-invalid": "A message could not be decoded or does not match its declared type.",
+}
+
+
+class FedshiftError(Exception):
+    """One clear sentence for the user, a code to look it up by, and the exit code of the command line."""
+
+    exit_code = BAD_INPUT
+
+    def __init__(self, code: str, message: str) -> None:
+        assert code in CATALOGUE, f"error code {code!r} is not in the catalogue"
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+    def __reduce__(self) -> tuple[type[FedshiftError], tuple[str, str]]:
+        return type(self), (self.code, self.message)
+
+
+class InputError(FedshiftError):
+    """The user's data, configuration or files are not usable as they are."""
+
+
+class SiteError(FedshiftError):
+    """A site failed, or too few sites answered."""
+
+    exit_code = SITE_FAILED
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """' Did you mean X?' for the closest known word, or the list of what is known when nothing is close."""
+    options = sorted(known)
+    close = difflib.get_close_matches(word.lower(), options, n=1, cutoff=0.55)
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    return f"Known: {', '.join(options)}." if options else "None are known."

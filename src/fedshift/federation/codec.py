@@ -1,0 +1,167 @@
+"""Trees of tensors and plain values to bytes and back: safetensors with a JSON header, never pickle.
+
+The same code carries messages between sites, checkpoints and the state that a site keeps for itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import struct
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fedshift.errors import FedshiftError
+
+T = TypeVar("T")
+
+_HEADER_KEY = "fedshift"
+_TENSOR = "~tensor"
+_MAX_HEADER = 64 * 1024 * 1024
+
+
+def pack(tree: Any) -> bytes:
+    """Dicts with string keys, lists, tuples, dataclasses, numbers, strings, None and tensors -> bytes.
+
+    Equal trees give equal bytes. A NaN or infinite number outside a tensor is refused (JSON has none).
+    """
+    tensors: dict[str, Tensor] = {}
+    header = json.dumps(_lift(tree, tensors), allow_nan=False, separators=(",", ":"))
+    return bytes(safetensors.torch.save(tensors, metadata={_HEADER_KEY: header}))
+
+
+def unpack(data: bytes) -> Any:
+    """The inverse of `pack`, for bytes from anywhere: anything malformed is one `message-invalid` error."""
+    try:
+        (length,) = struct.unpack("<Q", data[:8])
+        if length > min(_MAX_HEADER, len(data) - 8):
+            raise ValueError("header longer than the message")
+        header = json.loads(data[8 : 8 + length])
+        tree = json.loads(header["__metadata__"][_HEADER_KEY])
+        return _lower(tree, safetensors.torch.load(data))
+    except FedshiftError:
+        raise
+    # A hostile message can fail in any of the parsers; what it was is of no use to the reader.
+    except Exception as error:
+        raise FedshiftError("message-invalid", f"a message could not be decoded ({type(error).__name__})") from error
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """A dataclass (nested) as JSON-ready values; paths become strings."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(v) for v in (sorted(value) if isinstance(value, set | frozenset) else value)]
+    return str(value) if isinstance(value, Path) else value
+
+
+def restore(hint: type[T], value: Any, where: str = "") -> T:
+    """Decoded values as `hint` (a dataclass, container or plain type), checked strictly on the way."""
+    return typing.cast(T, _restore(hint, value, where or getattr(hint, "__name__", str(hint))))
+
+
+def _lift(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        # A view may share storage with other tensors, which safetensors refuses: every leaf owns its memory.
+        tensors[name] = value.detach().cpu().contiguous().clone()
+        return {_TENSOR: name}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _lift(getattr(value, f.name), tensors) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value) or _TENSOR in value:
+            raise TypeError("only string keys can be packed")
+        return {key: _lift(item, tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_lift(item, tensors) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"a {type(value).__name__} cannot be packed")
+
+
+def _lower(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        if _TENSOR in value:
+            return tensors[value[_TENSOR]]
+        return {key: _lower(item, tensors) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_lower(item, tensors) for item in value]
+    return value
+
+
+def _restore(hint: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return _restore(arguments[0], value, where)
+    if hint is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _restore_union(arguments, value, where)
+    if origin is typing.Literal:
+        _require(value in arguments, where, f"one of {arguments}")
+        return value
+    if dataclasses.is_dataclass(hint):
+        return _restore_dataclass(typing.cast(Any, hint), value, where)
+    if origin in (dict, Mapping) or origin is typing.get_origin(Mapping[str, Any]):
+        _require(isinstance(value, dict), where, "a mapping")
+        return {key: _restore(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    if origin in (tuple, list, frozenset) or origin is typing.get_origin(Sequence[Any]):
+        return _restore_items(origin, arguments, value, where)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is Path:
+        _require(isinstance(value, str), where, "a path")
+        return Path(value)
+    _require(type(value) is hint or (hint is Tensor and isinstance(value, torch.Tensor)), where, str(hint))
+    return value
+
+
+def _restore_union(options: Sequence[Any], value: Any, where: str) -> Any:
+    if value is None and type(None) in options:
+        return None
+    for option in options:
+        if option is not type(None):
+            try:
+                return _restore(option, value, where)
+            except FedshiftError:
+                continue
+    _require(False, where, " or ".join(str(option) for option in options))
+    return None
+
+
+def _restore_dataclass(hint: Any, value: Any, where: str) -> Any:
+    _require(isinstance(value, dict), where, "a mapping")
+    hints = typing.get_type_hints(hint, include_extras=True)
+    names = {f.name for f in dataclasses.fields(hint)}
+    _require(set(value) == names, where, f"exactly the fields {sorted(names)}")
+    return hint(**{name: _restore(hints[name], value[name], f"{where}.{name}") for name in names})
+
+
+def _restore_items(origin: Any, arguments: Sequence[Any], value: Any, where: str) -> Any:
+    _require(isinstance(value, list), where, "a list")
+    if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
+        _require(len(value) == len(arguments), where, f"{len(arguments)} items")
+        return tuple(_restore(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(arguments, value, strict=True)))
+    items = [_restore(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
+    return items if origin is list else frozenset(items) if origin is frozenset else tuple(items)
+
+
+def _require(condition: bool, where: str, expected: str) -> None:
+    if not condition:
+        raise FedshiftError("message-invalid", f"{where} is not {expected}")

@@ -1,0 +1,27 @@
+"""Who stands behind the door. An engine carries requests to sites and brings back bytes; it understands neither."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedshift.federation.step import Request
+
+
+@dataclass(frozen=True)
+class Failure:
+    """No answer came: `late`, `crashed`, `unreachable`."""
+
+    reason: str
+
+
+class Engine(Protocol):
+    where_to_look: str
+    """A sentence that tells the user where a site's own log is."""
+
+    def call(self, requests: Sequence[Request], deadline: float | None) -> Iterator[tuple[str, bytes | Failure]]:
+        """Every request's outcome, in any order, each site once."""
+
+    def close(self) -> None:
+        """Ends every process and connection."""

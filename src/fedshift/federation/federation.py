@@ -1,0 +1,191 @@
+"""The door: `Federation.ask` puts a step to sites and returns what may be believed of their answers."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from torch import Tensor
+
+from fedshift.errors import SiteError
+from fedshift.federation import codec
+from fedshift.federation.admission import Failed, Refused, admit
+from fedshift.federation.engines import Engine, Failure
+from fedshift.federation.kinds import Release, kinds
+from fedshift.federation.plan import Plan
+from fedshift.federation.replies import Replies
+from fedshift.federation.site import Labelled, SiteHost, Unlabelled
+from fedshift.federation.step import Request, Step, answer, fixed_threads, isolated_randomness
+from fedshift.rng import Rng
+
+R = TypeVar("R", bound=Release)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something a method wants shown for a round: a site's weight, a loss."""
+
+    round: int
+    name: str
+    value: float
+    site: str
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Of the run, not of methods. `quorum`: the least share of the asked sites that must answer. `deadline`: seconds a
+    question may take. `max_update_norm`: longer updates are refused."""
+
+    quorum: float = 0.5
+    deadline: float | None = None
+    max_update_norm: float = 1e6
+
+
+@dataclass
+class Traffic:
+    """Measured payload: bytes by direction, and the seconds that sites worked."""
+
+    up: int = 0
+    down: int = 0
+    site_seconds: float = 0.0
+
+
+@dataclass
+class Federation:
+    """What a method's coordinator half talks to. `sources` have labels, `targets` have none; `home_host` is the
+    coordinator's own data, where the setting has it, listed among neither."""
+
+    plan: Plan
+    engine: Engine
+    sources: tuple[str, ...]
+    targets: tuple[str, ...] = ()
+    home_host: SiteHost | None = None
+    rules: Rules = field(default_factory=Rules)
+    listen: Callable[[str, str], None] = lambda step, site: None
+    round: int = 0
+    learning: Traffic = field(default_factory=Traffic)
+    scoring: Traffic = field(default_factory=Traffic)
+    counters: Counter[str] = field(default_factory=Counter)
+    notes: list[Note] = field(default_factory=list)
+
+    def begin(self, round: int) -> None:
+        """Called by the run before each round."""
+        self.round = round
+        self.notes = []
+
+    @property
+    def home(self) -> Labelled | Unlabelled:
+        """The coordinator's own data, as its role allows."""
+        assert self.home_host is not None, f"there is no home in the setting {self.plan.setting}"
+        view = Labelled if self.home_host.spec.role == "labelled" else Unlabelled
+        return cast(Labelled | Unlabelled, self.home_host.view(view, self.round))
+
+    @property
+    def labelled(self) -> tuple[str, ...]:
+        """Everyone with labels: the sources, or the home where it is the only one that has them."""
+        return self.plan.sources
+
+    def at_home(self, work: Callable[..., T], **arguments: Any) -> T:
+        """`work(home, **arguments, rng=...)` on the coordinator's own data: nothing travels, so nothing is packed."""
+        rng = self.rng(work.__name__)
+        with isolated_randomness(rng), fixed_threads(self.plan.threads):
+            return work(self.home, **arguments, rng=rng)
+
+    def rng(self, *names: str | int) -> Rng:
+        """The coordinator's own randomness for this round."""
+        return Rng.of(self.plan.seed, self.round, "coordinator", *names)
+
+    def note(self, name: str, value: float, site: str = "") -> None:
+        """Records a number for this round's metrics."""
+        self.notes.append(Note(self.round, name, float(value), site))
+
+    def count(self, name: str, amount: int = 1) -> None:
+        self.counters[name] += amount
+
+    def ask(
+        self,
+        sites: Sequence[str],
+        step: Step[R],
+        *,
+        each: Mapping[str, Mapping[str, Any]] | None = None,
+        expect: Mapping[str, Mapping[str, Tensor]] | None = None,
+        everyone: bool = False,
+        **payload: Any,
+    ) -> Replies[R]:
+        """Runs `step` at `sites` with `payload` (and what `each` has for one site alone); returns the admitted releases.
+
+        Released tensors must match those of the same name in the payload, or in `expect`, in keys, shapes and types.
+        With `everyone` a single missing answer ends the run; otherwise the quorum decides.
+        """
+        shared = codec.pack(payload)
+        requests: dict[str, Request] = {}
+        expected: dict[str, dict[str, Mapping[str, Tensor]]] = {}
+        for site in sorted(sites):
+            own = payload | dict((each or {}).get(site, {}))
+            body = codec.pack(own) if each else shared
+            requests[site] = Request(site, step.name, self.round, secrets.token_hex(8), body)
+            like = {f: own[f] for f in kinds(step.release) if isinstance(own.get(f), Mapping)}
+            expected[site] = like | dict(expect or {})
+        replies = Replies(step)
+        for site, outcome in self._outcomes(list(requests.values())):
+            at_home = self.home_host is not None and site == self.home_host.spec.name
+            traffic = Traffic() if at_home else self.scoring if step.scores_only else self.learning
+            traffic.down += len(requests[site].body)
+            if isinstance(outcome, Failure):
+                replies.missing[site] = outcome.reason
+                self.count(f"missing.{outcome.reason}")
+            else:
+                traffic.up += len(outcome)
+                self._admit(outcome, requests[site], step, expected[site], replies, traffic)
+            self.listen(step.name, site)
+        self._require_quorum(list(requests.values()), step, replies, everyone)
+        return replies
+
+    def _outcomes(self, requests: Sequence[Request]) -> Iterator[tuple[str, bytes | Failure]]:
+        """What the coordinator's own data answers never travels; everyone else is asked through the engine."""
+        home = self.home_host
+        away = [request for request in requests if home is None or request.site != home.spec.name]
+        for request in requests:
+            if home is not None and request.site == home.spec.name:
+                yield request.site, answer(home, request, debug=True)
+        if away:
+            yield from self.engine.call(away, self.rules.deadline)
+
+    def _admit(
+        self,
+        data: bytes,
+        request: Request,
+        step: Step[R],
+        expected: Mapping[str, Mapping[str, Tensor]],
+        replies: Replies[R],
+        traffic: Traffic,
+    ) -> None:
+        try:
+            admitted = admit(data, request, step, expected, self.rules.max_update_norm)
+        except Refused as refused:
+            replies.refused[request.site] = refused.reason
+            self.count(f"refused.{refused.reason}")
+        except Failed as failed:
+            replies.missing[request.site] = failed.code
+            self.count(f"failed.{failed.code}")
+        else:
+            replies.add(request.site, admitted.release, len(data))
+            traffic.site_seconds += admitted.seconds
+            if admitted.clipped:
+                self.count("clipped.updates", admitted.clipped)
+
+    def _require_quorum(self, requests: list[Request], step: Step[R], replies: Replies[R], everyone: bool) -> None:
+        needed = len(requests) if everyone else max(1, math.ceil(self.rules.quorum * len(requests) - 1e-9))
+        if len(replies) >= needed or not requests:
+            return
+        absent = "; ".join(f"{site}: {why}" for site, why in sorted(replies.absent().items()))
+        raise SiteError(
+            "site-failed",
+            f"round {self.round}, step {step.name}: {len(replies)} of {len(requests)} sites gave a usable answer and"
+            f" {needed} are needed ({absent}). {self.engine.where_to_look}",
+        )

@@ -1,0 +1,47 @@
+"""What may leave a site. A `Release` is a frozen dataclass whose every field declares its kind in its type;
+policies, admission, the ledger and `fedshift privacy` all read the same declaration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, get_type_hints
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of thing that a site can release."""
+
+    name: str
+    meaning: str
+
+
+Weights = Annotated[Mapping[str, Tensor], Kind("weights", "model parameters and normalisation statistics")]
+Statistics = Annotated[Mapping[str, Tensor], Kind("statistics", "sums over many samples, such as means")]
+Counts = Annotated[Tensor, Kind("counts", "how many samples fell into each cell of a table")]
+Count = Annotated[int, Kind("count", "how many samples were used")]
+Metric = Annotated[float, Kind("metric", "a loss or score averaged over samples")]
+Facts = Annotated[Mapping[str, Any], Kind("facts", "sizes, class names and versions, agreed before the first round")]
+
+
+@dataclass(frozen=True)
+class Release:
+    """Base of everything that leaves a site. `summed` names the fields that the coordinator only ever adds up
+    over sites, so that secure aggregation could hide each site's own value."""
+
+    summed: ClassVar[frozenset[str]] = frozenset()
+
+
+def kinds(release: type[Release]) -> dict[str, Kind]:
+    """Field name -> declared kind. A field without a kind is a programming error: nothing leaves undeclared."""
+    hints = get_type_hints(release, include_extras=True)
+    found: dict[str, Kind] = {}
+    for field in dataclasses.fields(release):
+        declared = [m for m in getattr(hints[field.name], "__metadata__", ()) if isinstance(m, Kind)]
+        if len(declared) != 1:
+            raise TypeError(f"{release.__name__}.{field.name} must declare exactly one kind of release")
+        found[field.name] = declared[0]
+    return found

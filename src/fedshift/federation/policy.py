@@ -1,0 +1,69 @@
+"""A site's own rules about what may leave it. They are applied at the site, after a step, before anything is sent."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedshift.errors import SiteError
+from fedshift.federation.kinds import Release, kinds
+from fedshift.functional.averaging import update_norm
+
+
+@dataclass(frozen=True)
+class Policy:
+    """`allow`: kinds that may leave (None: every declared kind). `min_samples`: fewer training samples than this and
+    nothing learned from them leaves, because a model fitted to a handful of images gives those images away.
+    `clip_norm`: longest update of weights, in L2. `noise`: standard deviation of Gaussian noise added to it."""
+
+    allow: tuple[str, ...] | None = None
+    min_samples: int = 10
+    clip_norm: float | None = None
+    noise: float = 0.0
+
+    def check_samples(self, samples: int) -> None:
+        if samples < self.min_samples:
+            raise SiteError(
+                "site-policy",
+                f"the site has {samples} training samples and its policy asks for at least {self.min_samples}"
+                " before anything learned from them may leave; add data or lower policy.min_samples",
+            )
+
+    def apply(self, release: Release, received: Mapping[str, Any]) -> tuple[Release, int]:
+        """The release as it may leave, and how many of its fields were clipped. `received` is the step's payload:
+        weights are clipped and noised as the update to what came under the same name."""
+        changed: dict[str, Any] = {}
+        clipped = 0
+        for field, kind in kinds(type(release)).items():
+            if self.allow is not None and kind.name not in self.allow:
+                raise SiteError("site-policy", f"the site's policy does not allow {kind.name!r} to leave it")
+            if kind.name == "weights" and (self.clip_norm is not None or self.noise > 0):
+                value, was_clipped = self._protect(getattr(release, field), received.get(field))
+                changed[field] = value
+                clipped += was_clipped
+        return (dataclasses.replace(release, **changed) if changed else release), clipped
+
+    def _protect(
+        self, weights: Mapping[str, Tensor], old: Mapping[str, Tensor] | None
+    ) -> tuple[dict[str, Tensor], bool]:
+        origin = old or {key: torch.zeros_like(value) for key, value in weights.items()}
+        norm = update_norm(weights, origin)
+        limit = math.inf if self.clip_norm is None else self.clip_norm
+        scale = min(1.0, limit / norm) if norm > 0 else 1.0
+        # Never derive this from the run's seed: the coordinator knows the seed and could subtract the noise again.
+        generator = torch.Generator().manual_seed(secrets.randbits(63))
+        protected = {}
+        for key, value in weights.items():
+            if not value.is_floating_point():
+                protected[key] = value
+                continue
+            noise = torch.randn(value.shape, generator=generator, dtype=value.dtype) * self.noise
+            protected[key] = origin[key] + (value - origin[key]) * scale + noise
+        return protected, scale < 1.0

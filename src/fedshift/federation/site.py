@@ -1,0 +1,174 @@
+"""A site as a step sees it. Which view a step gets is decided by the type it asks for:
+`Labelled` and `Unlabelled` for learning, `Evaluated` for scoring only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+
+from fedshift._version import __version__
+from fedshift.data.batches import LabelledData, UnlabelledData
+from fedshift.data.domain import VOID, Dataset, DataSource, Domain, Split
+from fedshift.errors import InputError, SiteError
+from fedshift.federation import codec
+from fedshift.federation.plan import Plan
+from fedshift.federation.policy import Policy
+from fedshift.federation.store import SiteStore
+from fedshift.rng import Rng
+
+Role = Literal["labelled", "unlabelled", "held-out"]
+SplitName = Literal["train", "val", "test"]
+H = TypeVar("H")
+
+
+@dataclass(frozen=True)
+class SiteSpec:
+    """All that another process needs to become this site. Several domains make a pooled site (centralized baselines).
+
+    `role` is what methods may do here: learn with labels, learn without, or nothing (held out for scoring).
+    `train_cap` keeps that many training samples, `train_share` that fraction, both chosen by the seed.
+    """
+
+    name: str
+    role: Role
+    source: DataSource
+    domains: tuple[str, ...]
+    folder: Path
+    policy: Policy = field(default_factory=Policy)
+    train_cap: int | None = None
+    train_share: float = 1.0
+    device: str = "cpu"
+
+
+class Site:
+    """What every view has: who and when, the agreed plan, the site's own store."""
+
+    def __init__(self, spec: SiteSpec, plan: Plan, domain: Domain, classes: tuple[str, ...], round: int) -> None:
+        self._domain = domain
+        self._classes = classes
+        self.name = spec.name
+        self.plan = plan
+        self.round = round
+        self.store = SiteStore(spec.folder / "state")
+        self.device = torch.device(spec.device)
+
+    @property
+    def lr(self) -> float:
+        return self.plan.training.lr_at(self.round)
+
+    def hyper(self, kind: type[H]) -> H:
+        """The method's own hyper-parameters, as the dataclass in its file."""
+        return codec.restore(kind, dict(self.plan.hyper))
+
+    def _labelled(self, split: Split, name: str) -> LabelledData:
+        if split.labels is None:
+            raise SiteError("method-needs", f"site {self.name!r} has no labels in its {name} split")
+        return LabelledData(split, self.device)
+
+
+class Labelled(Site):
+    """A site whose labels a method may learn from."""
+
+    @cached_property
+    def train(self) -> LabelledData:
+        return self._labelled(self._domain.train, "train")
+
+    @cached_property
+    def val(self) -> LabelledData:
+        return self._labelled(self._domain.val, "val")
+
+
+class Unlabelled(Site):
+    """A site whose labels, if it has any, no method ever sees."""
+
+    @cached_property
+    def train(self) -> UnlabelledData:
+        return UnlabelledData(self._domain.train.without_labels(), self.device)
+
+
+class Evaluated(Site):
+    """A site for scoring: the labels of its val and test splits, nothing of train."""
+
+    def split(self, name: Literal["val", "test"]) -> LabelledData:
+        return self._labelled(getattr(self._domain, name), name)
+
+    def describe(self) -> dict[str, object]:
+        """What the site has, in sizes and names."""
+        splits = {"train": self._domain.train, "val": self._domain.val, "test": self._domain.test}
+        labels = [split.labels for split in splits.values() if split.labels is not None and len(split)]
+        shape = self._domain.train.inputs.shape[1:]
+        return {
+            "version": __version__,
+            "classes": list(self._classes),
+            "input_shape": [shape[2], shape[0], shape[1]] if len(shape) == 3 else list(shape),
+            "sizes": {name: len(split) for name, split in splits.items()},
+            "labelled": [name for name, split in splits.items() if split.labels is not None and len(split)],
+            "highest_label": max((int(np.max(part, initial=-1, where=part != VOID)) for part in labels), default=-1),
+        }
+
+
+_VIEWS: dict[type[Site], tuple[Role, ...]] = {
+    Labelled: ("labelled",),
+    Unlabelled: ("unlabelled",),
+    Evaluated: ("labelled", "unlabelled", "held-out"),
+}
+
+
+class SiteHost:
+    """A site's own side of the door: it opens the data once and hands out views of it."""
+
+    def __init__(self, spec: SiteSpec, plan: Plan, open_dataset: Callable[[DataSource], Dataset]) -> None:
+        self.spec = spec
+        self.plan = plan
+        self._open_dataset = open_dataset
+        self._views: dict[type[Site], Site] = {}
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        return self._open_dataset(self.spec.source)
+
+    @cached_property
+    def domain(self) -> Domain:
+        parts = [self.dataset.load(name) for name in self.spec.domains]
+        train = _concatenate([self._capped(part.train, part.name) for part in parts])
+        return Domain(
+            self.spec.name, train, _concatenate([p.val for p in parts]), _concatenate([p.test for p in parts])
+        )
+
+    def view(self, kind: type[Site], round: int) -> Site:
+        """The view of `kind`. Views are kept between rounds, so that data becomes tensors once."""
+        if self.spec.role not in _VIEWS[kind]:
+            raise SiteError(
+                "site-policy",
+                f"a step asked site {self.spec.name!r} ({self.spec.role}) for {kind.__name__} data",
+            )
+        if kind not in self._views:
+            self._views[kind] = kind(self.spec, self.plan, self.domain, self.dataset.classes, round)
+        view = self._views[kind]
+        view.round = round
+        return view
+
+    def _capped(self, split: Split, domain: str) -> Split:
+        wanted = len(split) if self.spec.train_cap is None else min(len(split), self.spec.train_cap)
+        wanted = min(wanted, max(1, round(len(split) * self.spec.train_share))) if len(split) else 0
+        if wanted == len(split):
+            return split
+        # The order is drawn without looking at labels, so that an unlabelled site is cut the same way.
+        order = Rng.of(self.plan.seed, "train-subset", domain).numpy().permutation(len(split))
+        return split.take(np.sort(order[:wanted]))
+
+
+def _concatenate(splits: list[Split]) -> Split:
+    if len(splits) == 1:
+        return splits[0]
+    labels = [split.labels for split in splits]
+    if any(part is None for part in labels):
+        raise InputError("data-labels", "an unlabelled domain cannot be pooled with labelled ones")
+    joined: Any = np.concatenate([part for part in labels if part is not None])
+    return Split(np.concatenate([split.inputs for split in splits]), joined)

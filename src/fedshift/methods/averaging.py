@@ -1,0 +1,140 @@
+"""FedAvg and the baselines that are FedAvg over another choice of data.
+
+B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Aguera y Arcas: Communication-Efficient Learning of Deep Networks from
+Decentralized Data. AISTATS 2017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import nn
+
+from fedshift.federation.federation import Federation
+from fedshift.federation.kinds import Count, Metric, Release, Weights
+from fedshift.federation.plan import Plan, Setting
+from fedshift.federation.replies import Replies
+from fedshift.federation.site import Labelled
+from fedshift.federation.step import Step, step
+from fedshift.functional.averaging import weighted_mean
+from fedshift.functional.losses import cross_entropy
+from fedshift.methods.base import SHARED, About
+from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
+from fedshift.nn.network import Network
+from fedshift.rng import Rng
+
+EVERYWHERE: tuple[Setting, ...] = ("generalize", "adapt", "multi-adapt")
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Nothing beyond the common keys."""
+
+
+@dataclass(frozen=True)
+class State:
+    model: Weights
+
+
+@dataclass(frozen=True)
+class Trained(Release):
+    model: Weights
+    samples: Count
+    loss: Metric
+    summed = frozenset({"model"})
+
+
+@step
+def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
+    """ClientUpdate of Algorithm 1: local epochs of SGD on cross-entropy."""
+    training = site.plan.training
+    net = with_weights(plain_network(site.plan), model, site.device).train()
+    batches = site.train.batches(training.batch_size, rng, training.local_epochs, augmentation(site.plan))
+    optimizer = sgd(net.parameters(), site)
+    loss = train_batches(batches, lambda b: cross_entropy(net(b.x), b.y), optimizer, training.precision)
+    return Trained(model=weights_of(net), samples=len(site.train), loss=loss)
+
+
+class Averaging:
+    """Everyone with labels trains from the shared model; the mean is the new one."""
+
+    hyper_type: ClassVar[type[Hyper]] = Hyper
+    state_type: ClassVar[type[State]] = State
+    steps: ClassVar[tuple[Step[Any], ...]] = (train,)
+
+    def __init__(self, hyper: Hyper) -> None:
+        self.hyper = hyper
+
+    def init(self, base: Network, fed: Federation) -> State:
+        return State(weights_of(base))
+
+    def round(self, state: State, fed: Federation) -> State:
+        replies = fed.ask(fed.labelled, train, model=state.model)
+        note_losses(fed, replies)
+        # Algorithm 1, server: w <- sum_k n_k / n w_k.
+        return State(weighted_mean((trained.model, trained.samples) for _, trained in replies))
+
+    def models(self, state: State) -> Mapping[str, Weights]:
+        return {SHARED: state.model}
+
+    @staticmethod
+    def network(plan: Plan) -> nn.Module:
+        return plain_network(plan)
+
+
+@dataclass(frozen=True)
+class StateApart:
+    models: Mapping[str, Weights]
+
+
+class Apart:
+    """Everyone with labels trains a model of its own and nobody shares anything."""
+
+    hyper_type: ClassVar[type[Hyper]] = Hyper
+    state_type: ClassVar[type[StateApart]] = StateApart
+    steps: ClassVar[tuple[Step[Any], ...]] = (train,)
+
+    def __init__(self, hyper: Hyper) -> None:
+        self.hyper = hyper
+
+    def init(self, base: Network, fed: Federation) -> StateApart:
+        return StateApart({site: weights_of(base) for site in fed.labelled})
+
+    def round(self, state: StateApart, fed: Federation) -> StateApart:
+        replies = fed.ask(fed.labelled, train, each={site: {"model": model} for site, model in state.models.items()})
+        note_losses(fed, replies)
+        # A site that gave no answer keeps the model it had.
+        return StateApart({**state.models, **{site: trained.model for site, trained in replies}})
+
+    def models(self, state: StateApart) -> Mapping[str, Weights]:
+        return state.models
+
+    @staticmethod
+    def network(plan: Plan) -> nn.Module:
+        return plain_network(plan)
+
+
+def note_losses(fed: Federation, replies: Replies[Trained]) -> None:
+    for site, trained in replies:
+        fed.note("train_loss", trained.loss, site)
+
+
+FEDAVG = About("fedavg", EVERYWHERE, "McMahan et al., AISTATS 2017")
+DEEPALL = About(
+    "deepall",
+    EVERYWHERE,
+    "baseline: centralized",
+    "all labelled data in one place: a bound, not to deploy",
+    data="pooled",
+)
+SOURCE_ONLY = About("source-only", EVERYWHERE, "baseline: no adaptation")
+SINGLE_SITE = About("single-site", EVERYWHERE, "baseline: every site alone")
+ORACLE = About(
+    "oracle",
+    EVERYWHERE,
+    "baseline: target labels",
+    "labels of the target: a bound, not to deploy",
+    data="target-labels",
+)

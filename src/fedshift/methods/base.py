@@ -1,0 +1,68 @@
+"""What a method is: a description, hyper-parameters, and the coordinator's half of its algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
+
+from torch import nn
+
+from fedshift.data.domain import Task
+from fedshift.federation.federation import Federation
+from fedshift.federation.kinds import Weights
+from fedshift.federation.plan import Plan, Setting
+from fedshift.federation.step import Step
+from fedshift.nn.network import Network
+
+SHARED = ""
+"""The name under which a method keeps the model that is not any site's own."""
+
+
+@dataclass(frozen=True)
+class About:
+    """`data` says who may see what: `federated` is the setting's own rule; `pooled` brings all sources to one place and
+    `target-labels` uses the labels of the targets: upper bounds to compare with, never something to deploy.
+    `defaults` are the paper's values of common configuration keys, `hyper` those in which a variant differs from its
+    method's own."""
+
+    name: str
+    settings: tuple[Setting, ...]
+    paper: str
+    needs: str = ""
+    tasks: tuple[Task, ...] = ("classification", "segmentation")
+    data: Literal["federated", "pooled", "target-labels"] = "federated"
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    hyper: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Method(Protocol):
+    """One paper, one class, one file. `State` is a frozen dataclass of tensors and numbers."""
+
+    hyper_type: ClassVar[type[Any]]
+    steps: ClassVar[tuple[Step[Any], ...]]
+    """Every step it asks sites for: what `fedshift privacy` reads."""
+    state_type: ClassVar[type[Any]]
+
+    def __init__(self, hyper: Any) -> None: ...
+
+    def init(self, base: Network, fed: Federation) -> Any:
+        """The state before round 1. `base` is the network of the plan, pre-trained where the user gave weights."""
+
+    def round(self, state: Any, fed: Federation) -> Any:
+        """One round of the paper's algorithm."""
+
+    def models(self, state: Any) -> Mapping[str, Weights]:
+        """Weights for `network`: by site for those that have their own, under `SHARED` for everyone else."""
+
+    @staticmethod
+    def network(plan: Plan) -> nn.Module:
+        """The module that predicts: images or rows to scores whose softmax is the prediction."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the table of methods."""
+
+    about: About
+    implementation: type[Method]

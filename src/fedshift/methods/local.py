@@ -1,0 +1,76 @@
+"""What most methods do at a site: load weights, train with SGD, give weights back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.data.augment import Augment, build_augment
+from fedshift.federation.kinds import Weights
+from fedshift.federation.plan import Plan
+from fedshift.federation.site import Site
+from fedshift.nn.archs import build_network
+from fedshift.nn.network import Network
+
+B = TypeVar("B")
+
+
+def plain_network(plan: Plan) -> Network:
+    """The plan's architecture as it is. Its initial weights do not matter: sites load what they are sent."""
+    return build_network(plan.model.arch, plan.model.input_shape, len(plan.model.classes), generator_seed=0)
+
+
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of all parameters and buffers."""
+    return {key: value.detach().cpu().clone() for key, value in module.state_dict().items()}
+
+
+def with_weights(module: nn.Module, weights: Weights, device: torch.device) -> nn.Module:
+    """`module` on `device`, holding `weights`."""
+    module.load_state_dict(dict(weights))
+    return module.to(device)
+
+
+def augmentation(plan: Plan) -> Augment | None:
+    return build_augment(plan.training.augment) if plan.training.augment else None
+
+
+def sgd(parameters: Iterable[Tensor], site: Site) -> torch.optim.Optimizer:
+    """Fresh SGD at the round's learning rate."""
+    training = site.plan.training
+    return torch.optim.SGD(
+        parameters, lr=site.lr, momentum=training.momentum, weight_decay=training.weight_decay, fused=True
+    )
+
+
+def train_batches(
+    batches: Iterable[B],
+    loss_of: Callable[[B], Tensor],
+    optimizer: torch.optim.Optimizer,
+    precision: str = "float32",
+) -> float:
+    """One optimizer step a batch; returns the mean loss. A failure names the batch it happened in."""
+    total, count = torch.zeros(()), 0
+    for number, batch in enumerate(batches):
+        with _naming_batch(number):
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+                loss = loss_of(batch)
+            loss.backward()
+            optimizer.step()
+        total += loss.detach().cpu()
+        count += 1
+    return float(total) / max(count, 1)
+
+
+@contextmanager
+def _naming_batch(number: int) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in batch {number} of this step's training")
+        raise

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fedshift.errors import SiteError
+from fedshift.federation.kinds import Count, Release, Weights
+from fedshift.federation.policy import Policy
+
+OLD = {"w": torch.zeros(4), "n": torch.tensor(3)}
+
+
+@dataclass(frozen=True)
+class Learned(Release):
+    model: Weights
+    samples: Count
+
+
+def learned(*values: float) -> Learned:
+    return Learned({"w": torch.tensor(values), "n": torch.tensor(4)}, 20)
+
+
+def test_by_default_a_release_leaves_unchanged() -> None:
+    release, clipped = Policy().apply(learned(3, 4, 0, 0), {"model": OLD})
+    assert clipped == 0 and torch.equal(release.model["w"], torch.tensor([3.0, 4.0, 0.0, 0.0]))  # type: ignore[attr-defined]
+
+
+def test_an_update_of_norm_5_is_clipped_to_1_and_counted() -> None:
+    release, clipped = Policy(clip_norm=1.0).apply(learned(3, 4, 0, 0), {"model": OLD})
+    assert clipped == 1
+    assert torch.allclose(release.model["w"], torch.tensor([0.6, 0.8, 0.0, 0.0]))  # type: ignore[attr-defined]
+    assert int(release.model["n"]) == 4  # type: ignore[attr-defined]
+
+
+def test_noise_is_fresh_every_time_so_that_the_seed_cannot_undo_it() -> None:
+    policy = Policy(noise=1.0)
+    first = policy.apply(learned(0, 0, 0, 0), {"model": OLD})[0].model["w"]  # type: ignore[attr-defined]
+    torch.manual_seed(0)
+    second = policy.apply(learned(0, 0, 0, 0), {"model": OLD})[0].model["w"]  # type: ignore[attr-defined]
+    assert not torch.equal(first, second) and float(first.abs().max()) > 0
+
+
+def test_a_kind_that_is_not_allowed_fails_closed() -> None:
+    with pytest.raises(SiteError, match="does not allow 'weights'") as caught:
+        Policy(allow=("count",)).apply(learned(1, 1, 1, 1), {"model": OLD})
+    assert caught.value.code == "site-policy"
+
+
+def test_too_few_samples_release_nothing() -> None:
+    Policy(min_samples=10).check_samples(10)
+    with pytest.raises(SiteError, match="9 training samples"):
+        Policy(min_samples=10).check_samples(9)
