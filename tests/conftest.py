@@ -38,7 +38,7 @@ def shapes(count: int, tint: tuple[float, float, float], noise: float, seed: int
 TINTS = {"amber": (1.0, 0.7, 0.2), "blue": (0.2, 0.4, 1.0), "coral": (1.0, 0.4, 0.4), "dim": (0.5, 0.5, 0.5)}
 
 
-def write_domain(root: Path, name: str, train: int = 48, test: int = 24, seed: int = 0) -> None:
+def write_domain(root: Path, name: str, train: int = 66, test: int = 30, seed: int = 0) -> None:
     noise = 0.05 + 0.05 * sorted(TINTS).index(name) if name in TINTS else 0.1
     parts = {}
     for split, count in (("train", train), ("test", test)):

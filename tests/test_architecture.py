@@ -27,6 +27,7 @@ LAYERS = {
     "audit": 6,
     "report": 7,
     "cli": 8,
+    "__main__": 9,
 }
 
 

@@ -26,7 +26,6 @@ CATALOGUE: dict[str, str] = {
     "run-corrupt": "No checkpoint of the run can be read.",
     "disk": "A file of the run could not be written: the disk is full or not writable.",
     "method-needs": "The method cannot run on this data or with this architecture.",
-    "export-unsupported": "The model cannot be written in that format.",
     "site-policy": "A site's own policy forbids what was asked.",
     "site-failed": "A step failed at a site, or too few sites answered.",
     "site-mismatch": "A site runs another version of fedshift, or describes its data differently.",

@@ -30,7 +30,7 @@ REQUEST = Request(site="a", step="test.learn", round=3, nonce="n1", body=b"")
 
 def reply(**changes: Any) -> bytes:
     envelope: dict[str, Any] = {"site": "a", "step": "test.learn", "round": 3, "nonce": "n1", "code": None}
-    envelope |= {"release": {"model": MODEL, "samples": 10}, "seconds": 1.0, "clipped": 0}
+    envelope |= {"release": {"model": MODEL, "samples": 10}, "seconds": "00000001.000", "clipped": 0}
     return codec.pack(envelope | changes)
 
 

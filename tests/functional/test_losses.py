@@ -105,6 +105,16 @@ def test_kl_gradient_is_softmax_minus_target_even_at_zero_probabilities() -> Non
     torch.testing.assert_close(scores.grad, (scores.softmax(dim=1) - target).detach() / 4)
 
 
+def test_half_precision_scores_are_summed_in_float32() -> None:
+    # 64 x 64 pixels: a running sum in bfloat16 stands still at 256 x its terms.
+    scores = torch.zeros(1, 4, 64, 64, dtype=torch.bfloat16)
+    labels = torch.zeros(1, 64, 64, dtype=torch.int64)
+    one_hot = torch.nn.functional.one_hot(labels, 4).movedim(3, 1).float()
+    for loss in (cross_entropy(scores, labels), soft_cross_entropy(scores, one_hot), kl_divergence(one_hot, scores)):
+        assert loss.dtype == torch.float32
+        assert loss.item() == pytest.approx(math.log(4), abs=1e-5)
+
+
 def test_shapes_that_would_broadcast_are_refused() -> None:
     with pytest.raises(ValueError, match=r"shape \(1, 3\), the scores \(4, 3\)"):
         soft_cross_entropy(torch.zeros(4, 3), torch.ones(1, 3) / 3)

@@ -26,12 +26,15 @@ from fedshift.runs.config import make_config
 from fedshift.runs.execute import run
 from fedshift.runs.progress import Silent
 
-ROUNDS = 4
+ROUNDS = 3
 MARGIN = 0.2
 """How far above chance a method must be on a domain it was not given labels of."""
 
 CASES = [(name, setting) for name, entry in METHODS.items() for setting in entry.about.settings]
-every_method = pytest.mark.parametrize(("method", "setting"), CASES, ids=[f"{m}-{s}" for m, s in CASES])
+every_setting = pytest.mark.parametrize(("method", "setting"), CASES, ids=[f"{m}-{s}" for m, s in CASES])
+# Baselines that exist in several settings run the same steps in each: one is enough for what follows from the steps.
+FIRST = [(name, entry.about.settings[0]) for name, entry in METHODS.items()]
+every_method = pytest.mark.parametrize(("method", "setting"), FIRST, ids=[f"{m}-{s}" for m, s in FIRST])
 
 
 def settings(method: str, setting: str, data: Path, **changes: Any) -> dict[str, Any]:
@@ -42,7 +45,7 @@ def settings(method: str, setting: str, data: Path, **changes: Any) -> dict[str,
         "data_dir": data,
         "arch": "digits-copa",
         "rounds": ROUNDS,
-        "batch_size": 16,
+        "batch_size": 8,
         "lr": 0.02,
         "workers": 0,
         "policy": {"min_samples": 2},
@@ -51,7 +54,9 @@ def settings(method: str, setting: str, data: Path, **changes: Any) -> dict[str,
     return common | roles | changes
 
 
-TINY: dict[str, dict[str, Any]] = {}
+TINY: dict[str, dict[str, Any]] = {
+    "csac": {"csac": {"acquisition_epochs": 2, "calibration_epochs": 2}},
+}
 """Keys that cut a method's published schedule down to seconds."""
 
 
@@ -67,7 +72,7 @@ def usual(method: str, setting: str, tiny_data: Path, tmp_path_factory: pytest.T
     return finished(method, setting, tiny_data, out) | {"folder": out}
 
 
-@every_method
+@every_setting
 def test_learns(usual: dict[str, Any]) -> None:
     scores = [row["last"] for row in usual["per_target"].values()]
     assert np.mean(scores) > 1 / CLASSES + MARGIN
@@ -220,7 +225,7 @@ def test_a_one_image_site_gets_a_clear_answer(method: str, setting: str, tmp_pat
     root = tmp_path / "data"
     root.mkdir()
     for name in ("amber", "blue", "coral", "dim"):
-        write_domain(root, name, train=1 if name == "blue" else 48)
+        write_domain(root, name, train=1 if name == "blue" else 66)
     config = make_config(settings(method, setting, root, rounds=1, policy={"min_samples": 2}))
     try:
         results = run(config, tmp_path / "run")

@@ -135,7 +135,7 @@ def check_data(
 
     report = check_data(DataSource(dataset, folder, image_size, label_column))
     show_data_report(report)
-    if report.problems:
+    if not report.ok:
         raise typer.Exit(2)
 
 

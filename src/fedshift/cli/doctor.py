@@ -89,7 +89,7 @@ def _cache() -> Iterator[Finding]:
 def _pretrained() -> Iterator[Finding]:
     from fedshift.errors import InputError
     from fedshift.nn.archs import ARCHS
-    from fedshift.nn.weights import imagenet_weights
+    from fedshift.nn.imagenet import imagenet_weights
 
     for arch in (arch for arch in ARCHS.values() if arch.imagenet):
         try:

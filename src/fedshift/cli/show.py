@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedshift.data import DataReport, list_datasets
 from fedshift.federation.kinds import kinds
 from fedshift.methods import METHODS, find_method
 from fedshift.nn.archs import ARCHS
+
+_SHOWN = 10
+"""How many unreadable files and duplicates are named one by one; the counts are complete."""
 
 
 def show_list(what: str, *, as_json: bool) -> None:
@@ -50,18 +54,37 @@ def show_results(results: Mapping[str, Any], folder: Path) -> None:
 
 def show_data_report(report: DataReport) -> None:
     console = Console()
-    table = Table(title="Domains", title_justify="left")
+    table = Table(
+        title=f"{report.task}, {len(report.classes)} classes, inputs {report.input_shape}", title_justify="left"
+    )
     for column in ("domain", "class", "train", "val", "test"):
         table.add_column(column, justify="left" if column in ("domain", "class") else "right")
     for domain in report.domains:
-        for number, row in enumerate(domain.classes):
-            table.add_row(domain.name if number == 0 else "", row.name, str(row.train), str(row.val), str(row.test))
-    console.print(table)
+        rows = {"all": domain.splits, **(domain.classes or {"no labels": {}})}
+        for number, (label, counts) in enumerate(rows.items()):
+            cells = [str(counts.get(split, "")) for split in ("train", "val", "test")]
+            table.add_row(
+                escape(domain.name) if number == 0 else "", escape(label), *cells, end_section=number == len(rows) - 1
+            )
+    if report.domains:
+        console.print(table)
+    for domain in report.domains:
+        sizes = ", ".join(f"{w}x{h} ({n})" for (h, w), n in sorted(domain.sizes.items(), key=lambda item: -item[1])[:5])
+        if sizes:
+            console.print(f"{domain.name}: image sizes {sizes}", markup=False, highlight=False)
+        for skipped in domain.skipped[:_SHOWN]:
+            _line(console, "yellow", "unreadable", f"{skipped.file}: {skipped.reason}")
+    for duplicate in report.duplicates[:_SHOWN]:
+        _line(console, "yellow", "duplicate", f"{duplicate.first} = {duplicate.second} (across {duplicate.across})")
     for warning in report.warnings:
-        console.print(f"[yellow]warning[/yellow] {warning}", highlight=False)
+        _line(console, "yellow", "warning", warning)
     for problem in report.problems:
-        console.print(f"[red]problem[/red] {problem}", highlight=False)
-    console.print("A run cannot start." if report.problems else "A run can start.")
+        _line(console, "red", "problem", f"[{problem.code}] {problem.message}")
+    console.print("A run can start." if report.ok else "A run cannot start.")
+
+
+def _line(console: Console, colour: str, what: str, text: str) -> None:
+    console.print(f"[{colour}]{what}[/{colour}] {escape(text)}", highlight=False)
 
 
 def show_privacy(method: str) -> None:
@@ -94,7 +117,7 @@ def _datasets() -> list[dict[str, Any]]:
         {
             "name": info.name,
             "domains": list(info.domains),
-            "classes": info.classes,
+            "classes": list(info.classes),
             "builtin": info.builtin,
             "description": info.description,
         }

@@ -42,7 +42,15 @@ PARTS: dict[str, SplitName | None] = {"train": "train", "val": "val", "test": "t
 
 
 class ArraysError(Exception):
-    """A file whose arrays cannot be used; the message is the reason."""
+    """A file whose images cannot be used; the message is the reason."""
+
+    code = "data-unreadable"
+
+
+class LabelsError(ArraysError):
+    """A file whose labels cannot be used."""
+
+    code = "data-labels"
 
 
 class ImageArrays:
@@ -61,37 +69,35 @@ class ImageArrays:
         try:
             self._take(arrays)
         except ArraysError as problem:
-            self.problems = (Problem("data-labels", f"{name}: {problem}"),)
+            self.problems = (Problem(problem.code, f"{name}: {problem}"),)
+            self._images, self._labels = {}, {}
 
     def _take(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         for part in PARTS:
-            prefix = f"{part}_" if part else ""
-            images = arrays.get(f"{prefix}images")
+            name = _array_name(part, "images")
+            images = arrays.get(name)
             if images is None:
                 continue
-            if (
-                images.dtype != np.uint8
-                or images.ndim not in (3, 4)
-                or (images.ndim == 4 and images.shape[3] not in (1, 3))
-            ):
+            colour = images.ndim == 4 and images.shape[3] in (1, 3)
+            if images.dtype != np.uint8 or not (images.ndim == 3 or colour):
                 raise ArraysError(
-                    f"{prefix}images is {images.dtype} of shape {images.shape}; it must be uint8 of shape (n, h, w) "
-                    "or (n, h, w, 3)."
+                    f"{name} is {images.dtype} of shape {images.shape}; it must be uint8 of shape (n, h, w) or "
+                    "(n, h, w, 3)."
                 )
-            self._images[part] = images if images.ndim == 4 else images[..., None]
-            if f"{prefix}labels" in arrays:
-                self._labels[part] = _check_labels(f"{prefix}labels", arrays[f"{prefix}labels"], len(images))
-        if not any(len(images) for images in self._images.values()):
-            raise ArraysError("it has no images; the arrays must be called train_images, test_images or images.")
-        if self._labels and self._labels.keys() != self._images.keys():
-            missing = sorted(self._images.keys() - self._labels.keys())
-            raise ArraysError(f"it has labels, but none for {', '.join(f'{part}_images' for part in missing)}.")
-        if self._classes is not None:
-            highest = max((int(labels.max()) for labels in self._labels.values() if len(labels)), default=0)
-            if highest >= len(self._classes):
-                raise ArraysError(
-                    f"it has the label {highest}, but there are {len(self._classes)} classes, numbered from 0."
-                )
+            self._images[part] = images if colour else images[..., None]
+            labels = arrays.get(_array_name(part, "labels"))
+            if labels is not None:
+                self._labels[part] = _check_labels(_array_name(part, "labels"), labels, len(images))
+        if not any(len(self._images.get(part, ())) for part in ("train", "")):
+            raise ArraysError("it has no images to train on; they must be called train_images or images.")
+        missing = sorted(self._images.keys() - self._labels.keys())
+        if self._labels and missing:
+            raise LabelsError(f"it has labels, but none for {_array_name(missing[0], 'images')}.")
+        highest = max((int(labels.max()) for labels in self._labels.values() if len(labels)), default=0)
+        if self._classes is not None and highest >= len(self._classes):
+            raise LabelsError(
+                f"it has the label {highest}, but there are {len(self._classes)} classes, numbered from 0."
+            )
 
     @property
     def task(self) -> Task | None:
@@ -110,7 +116,7 @@ class ImageArrays:
 
     def samples(self) -> list[Sample]:
         return [
-            Sample(f"{self.name}: {part}_images[{i}]".replace(": _", ": "), split, digest)
+            Sample(f"{self.name}: {_array_name(part, 'images')}[{i}]", split, digest)
             for (part, i), split, digest in self._assigned
             if split is not None
         ]
@@ -174,7 +180,7 @@ class ImageArrays:
 
 def read_npz(path: Path) -> tuple[dict[str, NDArray[Any]], str]:
     """The arrays of an npz file that hold images and labels, memory-mapped, and the file's content hash."""
-    names = {f"{part}_{kind}" if part else kind for part in PARTS for kind in ("images", "labels")}
+    names = [_array_name(part, kind) for part in PARTS for kind in ("images", "labels")]
     in_file = {name: name for name in names} | KERAS_NAMES
 
     def load() -> dict[str, NDArray[Any]]:
@@ -197,13 +203,17 @@ def read_npz(path: Path) -> tuple[dict[str, NDArray[Any]], str]:
         raise ArraysError(str(problem) or type(problem).__name__) from problem
 
 
+def _array_name(part: str, kind: str) -> str:
+    return f"{part}_{kind}" if part else kind
+
+
 def _check_labels(name: str, labels: NDArray[Any], count: int) -> NDArray[np.int64]:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or len(labels) != count:
-        raise ArraysError(f"{name} has shape {labels.shape}; there are {count} images.")
+        raise LabelsError(f"{name} has shape {labels.shape}; there are {count} images.")
     if labels.dtype.kind not in "iu":
-        raise ArraysError(f"{name} is {labels.dtype}; labels must be whole numbers.")
+        raise LabelsError(f"{name} is {labels.dtype}; labels must be whole numbers.")
     if count and labels.min() < 0:
-        raise ArraysError(f"{name} has the label {labels.min()}; labels count from 0.")
+        raise LabelsError(f"{name} has the label {labels.min()}; labels count from 0.")
     return labels.astype(np.int64)

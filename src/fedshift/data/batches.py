@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedshift.data.augment import Augment
+from fedshift.data.augment import Augment, PairAugment
 from fedshift.data.domain import Split
 from fedshift.rng import Rng
 
@@ -62,12 +62,12 @@ class _Inputs:
         while total > 0:
             order = torch.randperm(len(self), generator=generator)[:total]
             total -= len(order)
-            for index in order.split(size):
+            for index in torch.split(order, size):
                 if len(index) > 1 or len(order) == 1:
                     yield index
 
     def in_order(self, size: int) -> Iterator[Tensor]:
-        yield from torch.arange(len(self)).split(size)
+        yield from torch.split(torch.arange(len(self)), size)
 
 
 class UnlabelledData:
@@ -108,18 +108,18 @@ class LabelledData:
         return len(self._inputs)
 
     def batches(
-        self, size: int, rng: Rng, epochs: float = 1, augment: Augment | None = None
+        self, size: int, rng: Rng, epochs: float = 1, augment: PairAugment | None = None
     ) -> Iterator[LabelledBatch]:
-        """Shuffled batches for training. Augmentations that move pixels are for whole-image labels only."""
+        """Shuffled batches for training; `augment` sees inputs and labels, so that masks move with their images."""
         generator = rng.child("augment").torch()
         for index in self._inputs.shuffled(size, epochs, rng):
-            x = self._inputs.gather(index)
-            yield self._batch(augment(x, generator) if augment else x, index)
+            x, y = self._inputs.gather(index), self._labels[index]
+            if augment is not None:
+                x, y = augment(x, y, generator)
+            yield LabelledBatch(x.to(self._device), y.to(self._device), index)
 
     def in_order(self, size: int) -> Iterator[LabelledBatch]:
         """Every sample once, in the split's order."""
         for index in self._inputs.in_order(size):
-            yield self._batch(self._inputs.gather(index), index)
-
-    def _batch(self, x: Tensor, index: Tensor) -> LabelledBatch:
-        return LabelledBatch(x.to(self._device), self._labels[index].to(self._device), index)
+            x, y = self._inputs.gather(index), self._labels[index]
+            yield LabelledBatch(x.to(self._device), y.to(self._device), index)

@@ -134,19 +134,6 @@ def cached_entry(key: str, write: Callable[[EntryWriter], None]) -> Entry:
     return entry
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file in one step: a reader sees the old content or the new, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f"{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
 def _digest(key: str) -> str:
     return hashlib.blake2b(f"{FORMAT}:{key}".encode(), digest_size=20).hexdigest()
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedshift.data.domain import VOID, DataSource, Domain, Skipped, Task
+from fedshift.data.domain import DataSource, Domain, Skipped, Split, Task
 from fedshift.data.images import Size
-from fedshift.data.raw import TOLERATED, Plan, Problem, Progress, RawDomain, Sample
-from fedshift.data.registry import open_dataset, survey
+from fedshift.data.raw import TOLERATED, Plan, Problem, Progress, RawDomain, Sample, printable
+from fedshift.data.registry import survey
 from fedshift.data.splits import SPLITS, SplitName
 from fedshift.data.survey import Survey
 from fedshift.errors import InputError
-
-DUPLICATES_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,7 @@ class Duplicate:
 
     first: str
     second: str
-    across: str
-    """`domains` or `splits`."""
+    across: Literal["domains", "splits"]
 
 
 @dataclass(frozen=True)
@@ -67,18 +64,23 @@ def check_data(source: DataSource, progress: Progress | None = None) -> DataRepo
         name = source.name or str(source.data_dir)
         return DataReport(name, "classification", (), (), (), (), (Problem(error.code, error.message),), ())
     problems, warnings = list(found.problems), list(found.warnings)
+    plan = _plan_for_all(found)
     reports = []
     for raw in found.domains:
-        if raw.problems and not raw.sizes() and not raw.class_counts():
-            continue
         try:
-            domain = raw.read(found.plan, progress)
+            domain = raw.read(plan, progress)
         except InputError as error:
             problems.append(Problem(error.code, error.message))
             continue
-        reports.append(_report(raw, domain, found))
-        _judge(reports[-1], problems, warnings)
-    duplicates = _find_duplicates({raw.name: raw.samples() for raw in found.domains}, warnings)
+        report = _report(raw, domain, plan)
+        reports.append(report)
+        if not raw.problems:
+            _judge(report, found.task, problems, warnings)
+    duplicates = _find_duplicates({raw.name: raw.samples() for raw in found.domains})
+    for across in ("domains", "splits"):
+        count = sum(duplicate.across == across for duplicate in duplicates)
+        if count:
+            warnings.append(f"{count} samples occur again, byte for byte, across {across}.")
     return DataReport(
         found.name,
         found.task,
@@ -89,3 +91,80 @@ def check_data(source: DataSource, progress: Progress | None = None) -> DataRepo
         tuple(problems),
         tuple(warnings),
     )
+
+
+def _plan_for_all(found: Survey) -> Plan:
+    """The plan with all labels that occur, so that data whose classes are a problem can still be read."""
+    found_labels = {label for domain in found.domains for label in domain.class_counts() or ()}
+    unknown = found_labels - set(found.plan.classes)
+    return replace(found.plan, classes=found.plan.classes + tuple(sorted(unknown)))
+
+
+def _report(raw: RawDomain, domain: Domain, plan: Plan) -> DomainReport:
+    splits = _splits_of(domain)
+    classes: dict[str, dict[SplitName, int]] | None = None
+    if any(split.labels is not None for split in splits.values()):
+        counts = {
+            name: _count_classes(split.labels, len(plan.classes))
+            for name, split in splits.items()
+            if split.labels is not None
+        }
+        classes = {
+            label: {name: int(count[number]) for name, count in counts.items()}
+            for number, label in enumerate(plan.classes)
+        }
+    sizes = {name: len(split) for name, split in splits.items()}
+    return DomainReport(domain.name, sizes, classes, dict(raw.sizes()), domain.skipped)
+
+
+def _count_classes(labels: NDArray[Any], classes: int) -> NDArray[np.int64]:
+    """Samples of each class, or for masks `(n, h, w)` the images that show it."""
+    if labels.ndim == 1:
+        return np.bincount(labels, minlength=classes)
+    return np.array([(labels == number).any(axis=(1, 2)).sum() for number in range(classes)], dtype=np.int64)
+
+
+def _judge(report: DomainReport, task: Task, problems: list[Problem], warnings: list[str]) -> None:
+    """Add what is wrong with one domain's content."""
+    skipped, usable = len(report.skipped), sum(report.splits.values())
+    if skipped:
+        first = report.skipped[0]
+        message = (
+            f"{skipped} of {skipped + usable} samples of {report.name} cannot be used; the first is {first.file}: "
+            f"{first.reason}."
+        )
+        if skipped > TOLERATED * (skipped + usable):
+            problems.append(Problem(first.code, message))
+        else:
+            warnings.append(message)
+    if not report.splits["train"]:
+        problems.append(Problem("data-empty", f"{report.name} has nothing to train on."))
+    for name in ("val", "test"):
+        if not report.splits[name]:
+            warnings.append(f"{report.name} has no samples in {name}.")
+    for label, counts in (report.classes or {}).items():
+        total = sum(counts.values())
+        if total and counts.get("train") == 0:
+            warnings.append(f"{report.name} has samples of {printable(label)!r}, but none to train on.")
+        if not total and task == "segmentation":
+            warnings.append(f"No mask of {report.name} shows {printable(label)!r}.")
+
+
+def _find_duplicates(samples: dict[str, list[Sample]]) -> tuple[Duplicate, ...]:
+    """Samples whose content was met before in another domain or split."""
+    first: dict[str, tuple[str, Sample]] = {}
+    duplicates = []
+    for domain, own in samples.items():
+        for sample in own:
+            if not sample.digest:
+                continue
+            met_in, met = first.setdefault(sample.digest, (domain, sample))
+            if met_in != domain:
+                duplicates.append(Duplicate(met.name, sample.name, "domains"))
+            elif met.split != sample.split:
+                duplicates.append(Duplicate(met.name, sample.name, "splits"))
+    return tuple(duplicates)
+
+
+def _splits_of(domain: Domain) -> dict[SplitName, Split]:
+    return dict(zip(SPLITS, (domain.train, domain.val, domain.test), strict=True))

@@ -36,10 +36,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A sample that could not be used, and why."""
+    """A sample that could not be used, why, and the code of the error it would be."""
 
     file: str
     reason: str
+    code: str = "data-unreadable"
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class DataSource:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A named set of domains that share a task, a class list and an input shape. `load` reads one domain."""
+    """A named set of domains that share a task, a class list and an input shape: `(3, height, width)`, or
+    `(columns,)` with the names in `columns`. `load` reads one domain."""
 
     name: str
     task: Task
@@ -75,3 +77,4 @@ class Dataset:
     input_shape: tuple[int, ...]
     load: Callable[[str], Domain]
     warnings: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedshift.data.cache import cache_root, write_atomically
+from fedshift.data.cache import cache_root
 from fedshift.data.images import MAX_BYTES, Size, UnreadableError, image_size
+from fedshift.files import write_atomically
 
 VERSION = 1
 SETTLED_NS = 2_000_000_000

@@ -17,13 +17,22 @@ from numpy.typing import NDArray
 from fedshift.data.cache import Entry, EntryWriter, cached_arrays, cached_entry
 from fedshift.data.domain import VOID, Domain, Skipped, Split, Task
 from fedshift.data.fingerprints import FileFacts, digest_of, image_facts, in_parallel, read_limited
-from fedshift.data.images import Size, UnreadableError, decode_image, decode_mask, decode_mask_ids, image_size
+from fedshift.data.images import (
+    MaskError,
+    Size,
+    UnreadableError,
+    decode_image,
+    decode_mask,
+    decode_mask_values,
+    grey_ids,
+    image_size,
+)
 from fedshift.data.listing import Item, Listing
 from fedshift.data.raw import Plan, Problem, Progress, Sample, printable
 from fedshift.data.splits import SPLITS
 from fedshift.errors import InputError
 
-DECODER = 1
+DECODER = 2
 """Part of the cache's keys: raised when the same file would be decoded to other pixels."""
 
 Decoded = tuple[NDArray[np.uint8], NDArray[np.uint8] | None]
@@ -91,7 +100,9 @@ class ImageFiles:
         code = plan.code and [sorted(plan.code.ids.items()), sorted((plan.code.colours or {}).items())]
         key = _key("images", DECODER, plan.size, plan.fit, code, rows)
         entry = cached_entry(key, lambda writer: self._decode_all(writer, plan, number, progress))
-        skipped = tuple(Skipped(file, reason) for file, reason in entry.notes["skipped"])
+        skipped = tuple(
+            Skipped(self._where(self._listing.items[i]), reason, code) for i, reason, code in entry.notes["skipped"]
+        )
         train, val, test = (_split(entry, name) for name in SPLITS)
         return Domain(self.name, train, val, test, skipped)
 
@@ -110,7 +121,7 @@ class ImageFiles:
 
     def _decode_all(self, writer: EntryWriter, plan: Plan, number: dict[str, int], progress: Progress | None) -> None:
         done, total = 0, len(self._listing.items)
-        skipped: list[Skipped] = []
+        writer.notes["skipped"] = []
 
         def tick(count: int) -> None:
             nonlocal done
@@ -119,37 +130,38 @@ class ImageFiles:
                 progress(self.name, done, total)
 
         for split in SPLITS:
-            items = [item for item in self._listing.items if item.split == split]
-            skipped += self._decode_split(writer, split, items, plan, number, tick)
-        writer.notes["skipped"] = [(sample.file, sample.reason) for sample in skipped]
+            positions = [i for i, item in enumerate(self._listing.items) if item.split == split]
+            self._decode_split(writer, split, positions, plan, number, tick)
 
     def _decode_split(
         self,
         writer: EntryWriter,
         split: str,
-        items: Sequence[Item],
+        positions: Sequence[int],
         plan: Plan,
         number: dict[str, int],
         tick: Callable[[int], None],
-    ) -> list[Skipped]:
+    ) -> None:
         assert plan.size is not None
-        has_masks = self.task == "segmentation" and (not items or any(item.mask for item in items))
-        skipped: list[Skipped] = []
+        items = self._listing.items
+        has_masks = self.task == "segmentation" and (not positions or any(items[i].mask for i in positions))
         labels: list[int] = []
-        remaining = iter(items)
+        remaining = iter(positions)
         with ExitStack() as files:
             add_images = files.enter_context(writer.rows(f"{split}_inputs", (*plan.size, 3), np.uint8))
             if has_masks:
                 add_masks = files.enter_context(writer.rows(f"{split}_labels", plan.size, np.uint8))
-            for block in in_parallel(lambda item: self._decode(item, plan), items):
+            for block in in_parallel(lambda i: self._decode(items[i], plan), positions):
                 usable: list[Decoded] = []
-                for result, item in zip(block, remaining, strict=False):
-                    if isinstance(result, Skipped):
-                        skipped.append(result)
+                for result, i in zip(block, remaining, strict=False):
+                    if isinstance(result, UnreadableError):
+                        # By position, not by name: another folder with the same content shares this entry.
+                        writer.notes["skipped"].append((i, str(result), result.code))
                         continue
                     usable.append(result)
-                    if item.label is not None:
-                        labels.append(number[item.label])
+                    label = items[i].label
+                    if label is not None:
+                        labels.append(number[label])
                 if usable:
                     add_images(np.stack([image for image, _ in usable]))
                 if usable and has_masks:
@@ -157,9 +169,8 @@ class ImageFiles:
                 tick(len(block))
         if self.task == "classification":
             writer.add(f"{split}_labels", np.array(labels, dtype=np.int64))
-        return skipped
 
-    def _decode(self, item: Item, plan: Plan) -> Decoded | Skipped:
+    def _decode(self, item: Item, plan: Plan) -> Decoded | UnreadableError:
         try:
             data = self._read(item.path)
             image = decode_image(data, plan.size, plan.fit)
@@ -169,12 +180,10 @@ class ImageFiles:
             mask_data = self._read(item.mask)
             of_image, of_mask = image_size(data), image_size(mask_data)
             if of_image != of_mask:
-                raise UnreadableError(
-                    f"its mask is {of_mask[1]} x {of_mask[0]}, the image {of_image[1]} x {of_image[0]}"
-                )
+                raise MaskError(f"its mask is {of_mask[1]} x {of_mask[0]}, the image {of_image[1]} x {of_image[0]}")
             return image, decode_mask(mask_data, plan.code, plan.size)
         except UnreadableError as problem:
-            return Skipped(self._where(item), str(problem))
+            return problem
 
     def _read(self, path: Path) -> bytes:
         data = read_limited(path)
@@ -196,10 +205,10 @@ def _split(entry: Entry, name: str) -> Split:
 
 def _ids_in(mask: Path) -> NDArray[np.uint8]:
     try:
-        ids = decode_mask_ids(read_limited(mask))
+        ids = grey_ids(decode_mask_values(read_limited(mask)))
     except UnreadableError:
-        return np.empty(0, dtype=np.uint8)
-    return np.unique(ids) if ids.ndim == 2 else np.empty(0, dtype=np.uint8)
+        ids = None
+    return np.empty(0, dtype=np.uint8) if ids is None else np.unique(ids)
 
 
 def _key(*parts: object) -> str:

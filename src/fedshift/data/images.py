@@ -39,7 +39,15 @@ Fit = Literal["crop", "stretch"]
 
 
 class UnreadableError(Exception):
-    """An image or mask that cannot be used; the message is the reason, without the file's name."""
+    """An image that cannot be used; the message is the reason, without the file's name."""
+
+    code = "data-unreadable"
+
+
+class MaskError(UnreadableError):
+    """A mask that can be decoded but does not mean anything."""
+
+    code = "data-labels"
 
 
 @dataclass(frozen=True)
@@ -78,31 +86,37 @@ def decode_image(data: bytes, size: Size | None = None, fit: Fit = "crop") -> ND
         raise UnreadableError(_reason(problem)) from problem
 
 
-def decode_mask_ids(data: bytes) -> NDArray[np.uint8]:
-    """The values of a mask: `(height, width)` ids (a palette's indices, not its colours), or `(height,
-    width, 3)` when it is in colour."""
+def decode_mask_values(data: bytes) -> NDArray[np.uint8]:
+    """The values of a mask: ids `(height, width)` (a palette's indices, not its colours), or `(height, width, 3)`
+    when its file has colours."""
     try:
         with _open(data) as image:
-            values = np.asarray(image)
-            if image.mode == "RGBA":
-                values = values[..., :3]
+            values = np.asarray(image.convert("RGB") if image.mode == "RGBA" else image)
     except UnreadableError:
         raise
     except Exception as problem:  # As above.
         raise UnreadableError(_reason(problem)) from problem
-    if values.ndim == 3 and values.shape[2] == 3 and (values == values[..., :1]).all():
-        values = values[..., 0]
     if values.ndim == 3 and values.shape[2] != 3:
-        raise UnreadableError("the mask is neither single-channel nor RGB")
+        raise MaskError("the mask is neither single-channel nor RGB")
     if values.min() < 0 or values.max() > 255:
-        raise UnreadableError(f"the mask holds the id {values.max()}; ids go up to 255")
+        raise MaskError(f"the mask holds the id {values.max()}; ids go up to 255")
     return values.astype(np.uint8)
+
+
+def grey_ids(values: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
+    """The ids `(height, width)` of a mask; also of one that some tool saved as RGB with three equal channels."""
+    if values.ndim == 2:
+        return values
+    return values[..., 0] if (values == values[..., :1]).all() else None
 
 
 def decode_mask(data: bytes, code: MaskCode, size: Size | None = None) -> NDArray[np.uint8]:
     """A mask as class numbers `(height, width)` uint8, `VOID` where there is no label."""
-    values = decode_mask_ids(data)
-    numbers = _numbers_of_ids(values, code) if values.ndim == 2 else _numbers_of_colours(values, code)
+    values = decode_mask_values(data)
+    if values.ndim == 3 and code.colours is not None:
+        numbers = _numbers_of_colours(values, code.colours)
+    else:
+        numbers = _numbers_of_ids(values, code.ids)
     if size is None or numbers.shape == size:
         return numbers
     return np.asarray(Image.fromarray(numbers).resize((size[1], size[0]), Image.Resampling.NEAREST))
@@ -173,27 +187,28 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _numbers_of_ids(ids: NDArray[np.uint8], code: MaskCode) -> NDArray[np.uint8]:
+def _numbers_of_ids(values: NDArray[np.uint8], known: Mapping[int, int]) -> NDArray[np.uint8]:
+    ids = grey_ids(values)
+    if ids is None:
+        raise MaskError("the mask is in colour; it must hold class ids in a single channel or a palette")
     numbers = np.full(256, -1, dtype=np.int64)
     numbers[VOID] = VOID
-    for value, number in code.ids.items():
+    for value, number in known.items():
         numbers[value] = number
     found = numbers[ids]
     if (found < 0).any():
-        raise UnreadableError(f"the mask holds the id {ids[found < 0].max()}, which no class has")
+        raise MaskError(f"the mask holds the id {ids[found < 0].max()}, which no class has")
     return found.astype(np.uint8)
 
 
-def _numbers_of_colours(colours: NDArray[np.uint8], code: MaskCode) -> NDArray[np.uint8]:
-    if code.colours is None:
-        raise UnreadableError("the mask is in colour; it must hold class ids in a single channel or a palette")
-    packed = colours.astype(np.int64) @ np.array([65536, 256, 1])
-    known = sorted((red * 65536 + green * 256 + blue, number) for (red, green, blue), number in code.colours.items())
-    keys, numbers = np.array(known, dtype=np.int64).T
+def _numbers_of_colours(values: NDArray[np.uint8], known: Mapping[tuple[int, int, int], int]) -> NDArray[np.uint8]:
+    packed = values.astype(np.int64) @ np.array([65536, 256, 1])
+    table = sorted((red * 65536 + green * 256 + blue, number) for (red, green, blue), number in known.items())
+    keys, numbers = np.array(table, dtype=np.int64).T
     at = np.searchsorted(keys, packed).clip(max=len(keys) - 1)
     if (keys[at] != packed).any():
-        red, green, blue = colours[keys[at] != packed][0]
-        raise UnreadableError(f"the mask holds the colour ({red}, {green}, {blue}), which no class has")
+        red, green, blue = values[keys[at] != packed][0]
+        raise MaskError(f"the mask holds the colour ({red}, {green}, {blue}), which no class has")
     return np.asarray(numbers[at], dtype=np.uint8)
 
 

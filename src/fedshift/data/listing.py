@@ -105,7 +105,9 @@ def _find_items(folder: Path, reading: Reading) -> Listing:
     if images and masks:
         return _find_pairs(folder, images, masks, reading)
     if images and len(folders) == 1 and not image_files(folder):
-        return _find_items(images, reading)
+        inner = _find_items(images, reading)
+        inner.folder = folder
+        return inner
     parts = _split_folders(folders)
     listing = Listing(folder, "classification")
     for part, split in parts.items() if parts else {folder: None}.items():

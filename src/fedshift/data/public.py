@@ -1,10 +1,9 @@
 """Public data sets by name: a table of what their domains and classes are called, and where to get them.
 
-A domain is looked for in the data folder and the folders in it, under any of its names in the table (in any case, with
-spaces, hyphens or underscores), as a folder in one of the plain layouts or as an npz file. That covers the forms in
-which most sets are distributed; forms of their own are in `publicforms`. Domains that are not there are reported and
-left out.
-"""
+A domain is looked for in the data folder and the folders in it, under any of its names in the table (in any case,
+with spaces, hyphens or underscores), as a folder in one of the plain layouts or as an npz file. That covers the forms
+in which most sets are distributed; forms of their own are in `publicforms`. Domains that are not there are reported
+and left out."""
 
 from __future__ import annotations
 
@@ -172,7 +171,7 @@ PUBLIC: dict[str, PublicSet] = {
         "Seven classes as art paintings, cartoons, photos and sketches (Li et al., ICCV 2017).",
         "for research",
         "https://drive.google.com/uc?id=1m4X4fROCCXMO0lRLrr6Zz9Vb3974NWhE",
-        "<domain>/<class>/*.jpg, also below images/ or kfold/; if you have them, splits/<domain>_{train,crossval}_kfold.txt",
+        "<domain>/<class>/*.jpg, also in images/ or kfold/; optionally splits/<domain>_{train,crossval}_kfold.txt",
         {
             "art_painting": ("art_painting", "art"),
             "cartoon": ("cartoon",),

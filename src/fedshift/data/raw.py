@@ -87,7 +87,7 @@ def refuse_many_skipped(domain: Domain) -> None:
     if count > TOLERATED * total:
         first = domain.skipped[0]
         raise InputError(
-            "data-unreadable",
+            first.code,
             f"{count} of {total} samples of {domain.name} cannot be used; the first is {first.file}: "
             f"{first.reason}. Repair or remove them (`fedshift check-data` lists all).",
         )

@@ -14,6 +14,12 @@ from fedshift.errors import InputError, nearest
 
 SMALLEST_IMAGE, LARGEST_IMAGE = 8, 1024
 
+BUILTIN_ABOUT = {
+    "digits": "Ten digits in five looks: handwritten, over photos, typeset, as street numbers, in chalk.",
+    "rotated-digits": "Handwritten digits turned by 0 to 75 degrees, the protocol of Rotated MNIST.",
+    "streets": "Street scenes of five invented cities, for segmentation.",
+}
+
 
 @dataclass(frozen=True)
 class DatasetInfo:
@@ -30,7 +36,7 @@ class DatasetInfo:
 
 def open_dataset(source: DataSource, progress: Progress | None = None) -> Dataset:
     """A data set, ready to load its domains. Nothing is decoded before a domain is loaded for the first time."""
-    if source.name in _builtin():
+    if source.name is not None and source.name in _builtin():
         refused = {"data_dir": source.data_dir, "image_size": source.image_size, "label_column": source.label_column}
         for key, value in refused.items():
             if value is not None:
@@ -43,11 +49,15 @@ def survey(source: DataSource) -> Survey:
     """What is in a public data set or a user's folder, without reading it."""
     size = source.image_size
     if size is not None and not SMALLEST_IMAGE <= size <= LARGEST_IMAGE:
-        raise InputError("config-value", f"image_size is {size}; it must be {SMALLEST_IMAGE} to {LARGEST_IMAGE} pixels.")
+        raise InputError(
+            "config-value", f"image_size is {size}; it must be {SMALLEST_IMAGE} to {LARGEST_IMAGE} pixels."
+        )
     if source.name is None:
         if source.data_dir is None:
             raise InputError("config-value", "No data: name a data set with --dataset or a folder with --data-dir.")
         return survey_folder(source.data_dir, size, source.label_column)
+    if source.name in _builtin():
+        raise InputError("config-value", f"{source.name} comes with fedshift: there is nothing to check.")
     if source.name not in PUBLIC:
         raise InputError("unknown-name", f"There is no data set {source.name!r}. {nearest(source.name, _all_names())}")
     if source.label_column is not None:
@@ -57,7 +67,10 @@ def survey(source: DataSource) -> Survey:
 
 def list_datasets() -> list[DatasetInfo]:
     """The data sets that come with fedshift, then the public ones."""
-    listed = [_describe(name, make()) for name, make in _builtin().items()]
+    listed = []
+    for name, make in _builtin().items():
+        dataset = make()
+        listed.append(DatasetInfo(name, dataset.domains, dataset.classes, True, BUILTIN_ABOUT[name], "Apache-2.0", ""))
     for name, row in PUBLIC.items():
         listed.append(
             DatasetInfo(
@@ -65,12 +78,6 @@ def list_datasets() -> list[DatasetInfo]:
             )
         )
     return listed
-
-
-def _describe(name: str, dataset: Dataset) -> DatasetInfo:
-    return DatasetInfo(
-        name, dataset.domains, dataset.classes, True, "Comes with fedshift; made on first use.", "Apache-2.0", ""
-    )
 
 
 def _builtin() -> dict[str, Callable[[], Dataset]]:

@@ -45,21 +45,21 @@ def places(names: Sequence[str]) -> NDArray[np.float64]:
 
 
 def choose_splits(names: Sequence[str], groups: Sequence[str]) -> NDArray[np.int64]:
-    """80/10/10 within each group (class): an index into `SPLITS` for each sample."""
+    """80/10/10 within each group (class): an index into `SPLITS` for each sample. Equal names stay together."""
     place = places(names)
-    split = np.digitize(place, [0.8, 0.9])
-    for members in _groups(place, groups):
-        chosen = split[members]
+    split = np.empty(len(place), dtype=np.int64)
+    for members in _groups(groups):
+        distinct, where = np.unique(place[members], return_inverse=True)
+        chosen = np.digitize(distinct, [0.8, 0.9])
         if not (chosen == TRAIN).any():
             chosen[0] = TRAIN
-        if len(members) >= 2 and not (chosen == TEST).any():
+        if len(distinct) >= 2 and not (chosen == TEST).any():
             chosen[-1] = TEST
-        if len(members) >= 3 and not (chosen == VAL).any():
-            # Members are in the order of their places: the last to train and the first to test are
-            # neighbours.
+        if len(distinct) >= 3 and not (chosen == VAL).any():
+            # In the order of places, the last to train and the first to test are neighbours of validation.
             boundary = int((chosen == TRAIN).sum())
             chosen[boundary - 1 if boundary >= 2 else boundary] = VAL
-        split[members] = chosen
+        split[members] = chosen[where]
     return split
 
 
@@ -67,14 +67,15 @@ def hold_out(names: Sequence[str], groups: Sequence[str]) -> NDArray[np.bool_]:
     """The tenth of the training samples of each group that validates when no validation samples are given:
     at least one of three or more, never the only one."""
     place = places(names)
-    held = place >= 0.9
-    for members in _groups(place, groups):
-        chosen = held[members]
-        if len(members) >= 3 and not chosen.any():
+    held = np.empty(len(place), dtype=np.bool_)
+    for members in _groups(groups):
+        distinct, where = np.unique(place[members], return_inverse=True)
+        chosen = distinct >= 0.9
+        if len(distinct) >= 3 and not chosen.any():
             chosen[-1] = True
         if chosen.all():
             chosen[0] = False
-        held[members] = chosen
+        held[members] = chosen[where]
     return held
 
 
@@ -138,8 +139,9 @@ def read_list(path: Path, known: Mapping[str, int], depth: int) -> tuple[list[in
     return samples, unknown
 
 
-def _groups(place: NDArray[np.float64], groups: Sequence[str]) -> list[NDArray[np.int64]]:
-    """The samples of each group, in the order of their places."""
-    _, group = np.unique(np.asarray(groups, dtype=object).astype(str), return_inverse=True)
-    order = np.lexsort((place, group))
-    return np.split(order, np.flatnonzero(np.diff(group[order])) + 1) if len(order) else []
+def _groups(groups: Sequence[str]) -> list[NDArray[np.int64]]:
+    """The samples of each group."""
+    members: dict[str, list[int]] = {}
+    for sample, group in enumerate(groups):
+        members.setdefault(group, []).append(sample)
+    return [np.array(samples) for samples in members.values()]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fedshift.data.domain import VOID, Dataset, Domain, Task
 from fedshift.data.imagefiles import ImageFiles
-from fedshift.data.images import Fit, MaskCode, common_size
+from fedshift.data.images import DEFAULT_SIZE, Fit, MaskCode, common_size
 from fedshift.data.listing import plain_name
 from fedshift.data.raw import Plan, Problem, Progress, RawDomain, printable, refuse_many_skipped
 from fedshift.errors import InputError, nearest
@@ -35,6 +35,7 @@ class Survey:
     input_shape: tuple[int, ...]
     problems: tuple[Problem, ...]
     warnings: tuple[str, ...]
+    columns: tuple[str, ...] = ()
 
 
 def survey_images(
@@ -66,11 +67,11 @@ def survey_images(
     if any(sizes):
         size = common_size(sizes, wanted_size, fit)
     else:
-        size = (0, 0)
+        size = (DEFAULT_SIZE, DEFAULT_SIZE)
         if domains and not found:
             found.append(Problem("data-unreadable", f"No image of {name} can be read."))
     plan = Plan(classes, size, fit, code if task == "segmentation" else None)
-    return Survey(name, task, plan, tuple(domains), (*size, 3), tuple(found), tuple(remarks))
+    return Survey(name, task, plan, tuple(domains), (3, *size), tuple(found), tuple(remarks))
 
 
 def survey_tables(
@@ -84,7 +85,8 @@ def survey_tables(
     found = [*problems, *(problem for domain in domains for problem in domain.problems)]
     remarks = list(warnings)
     classes = agree_on_classes(name, domains, None, found, remarks)
-    return Survey(name, "classification", Plan(classes), tuple(domains), (len(columns),), tuple(found), tuple(remarks))
+    shape, names = (len(columns),), tuple(columns)
+    return Survey(name, "classification", Plan(classes), tuple(domains), shape, tuple(found), tuple(remarks), names)
 
 
 def open_survey(survey: Survey, progress: Progress | None = None) -> Dataset:
@@ -103,7 +105,14 @@ def open_survey(survey: Survey, progress: Progress | None = None) -> Dataset:
         return domain
 
     return Dataset(
-        survey.name, survey.task, survey.plan.classes, tuple(domains), survey.input_shape, load, survey.warnings
+        survey.name,
+        survey.task,
+        survey.plan.classes,
+        tuple(domains),
+        survey.input_shape,
+        load,
+        survey.warnings,
+        survey.columns,
     )
 
 

@@ -22,7 +22,7 @@ from fedshift.data.fingerprints import digest_of
 from fedshift.data.images import Size
 from fedshift.data.raw import Plan, Problem, Progress, Sample, printable
 from fedshift.data.splits import SPLITS, SplitName, choose_splits
-from fedshift.errors import nearest
+from fedshift.errors import InputError, nearest
 
 SUFFIXES = (".csv", ".data")
 LABEL_COLUMNS = ("label", "target", "class")
@@ -109,14 +109,17 @@ class Table:
         self.problems: tuple[Problem, ...] = ()
         self._labels: list[str] | None = None
         self._features: NDArray[np.float32] = np.empty((0, len(columns)), dtype=np.float32)
-        self._lines = cells.lines
-        self._digests = [digest_of("\0".join(row).encode("utf-8", "surrogatepass")) for row in cells.rows]
+        self._lines: list[int] = []
+        self._digests: list[str] = []
         try:
-            if label_column in cells.header:
-                self._labels = _labels_of(cells, label_column)
+            labels = _labels_of(cells, label_column) if label_column in cells.header else None
             self._features = _features_of(cells, columns)
         except TableError as error:
             self.problems = (error.problem,)
+            return
+        self._labels = labels
+        self._lines = cells.lines
+        self._digests = [digest_of("\0".join(row).encode("utf-8", "surrogatepass")) for row in cells.rows]
 
     @property
     def task(self) -> Task | None:
@@ -195,3 +198,15 @@ def _is_number(text: str) -> bool:
         return abs(float(text)) <= float(np.finfo(np.float32).max)
     except ValueError:
         return False
+
+
+def read_features(path: Path, columns: Sequence[str]) -> NDArray[np.float32]:
+    """The named columns of a new table, `(rows, columns)`, for prediction; other columns are left out."""
+    try:
+        cells = read_cells(path)
+        missing = [column for column in columns if column not in cells.header]
+        if missing:
+            raise InputError("data-labels", f"{printable(path)} has no column {printable(missing[0])!r}.")
+        return _features_of(cells, columns)
+    except TableError as error:
+        raise InputError(error.problem.code, error.problem.message) from error

@@ -63,12 +63,13 @@ def admit(
             raise Refused(f"wrong-{key}")
     if envelope.get("code") is not None:
         raise Failed(str(envelope["code"])[:40])
-    seconds, clipped = envelope.get("seconds"), envelope.get("clipped")
-    if not isinstance(seconds, float) or not isinstance(clipped, int):
+    clipped = envelope.get("clipped")
+    if not isinstance(clipped, int):
         raise Refused("schema")
     try:
+        seconds = float(envelope["seconds"])
         release = codec.restore(step.release, envelope.get("release"))
-    except FedshiftError as error:
+    except (FedshiftError, KeyError, TypeError, ValueError) as error:
         raise Refused("schema") from error
     for field, kind in kinds(step.release).items():
         _check(kind.name, getattr(release, field), expected.get(field), max_norm)

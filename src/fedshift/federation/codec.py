@@ -154,7 +154,7 @@ def _restore_dataclass(hint: Any, value: Any, where: str) -> Any:
 
 
 def _restore_items(origin: Any, arguments: Sequence[Any], value: Any, where: str) -> Any:
-    _require(isinstance(value, list), where, "a list")
+    _require(isinstance(value, list | tuple), where, "a list")
     if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
         _require(len(value) == len(arguments), where, f"{len(arguments)} items")
         return tuple(_restore(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(arguments, value, strict=True)))

@@ -117,7 +117,7 @@ class Federation:
         everyone: bool = False,
         **payload: Any,
     ) -> Replies[R]:
-        """Runs `step` at `sites` with `payload` (and what `each` has for one site alone); returns the admitted releases.
+        """Runs `step` at `sites` with `payload` (and what `each` has for one site alone); returns the admitted answers.
 
         Released tensors must match those of the same name in the payload, or in `expect`, in keys, shapes and types.
         With `everyone` a single missing answer ends the run; otherwise the quorum decides.

@@ -31,10 +31,12 @@ def introduce(site: Evaluated, rewind_to: int) -> Introduction:
 
 @dataclass(frozen=True)
 class Described:
-    """A site, as far as the coordinator may know it: how many samples a split has, which splits have labels."""
+    """A site, as far as the coordinator may know it: how many samples a split has, which splits have labels, how many
+    files could not be read."""
 
     sizes: Mapping[str, int]
     labelled: tuple[str, ...]
+    skipped: int
 
 
 def agree(fed: Federation, sites: Sequence[str], rewind_to: int) -> dict[str, Described]:
@@ -46,7 +48,9 @@ def agree(fed: Federation, sites: Sequence[str], rewind_to: int) -> dict[str, De
     for site, introduction in replies:
         _compare(site, introduction.facts, fed.plan.model)
     return {
-        site: codec.restore(Described, {key: introduction.facts.get(key) for key in ("sizes", "labelled")}, site)
+        site: codec.restore(
+            Described, {key: introduction.facts.get(key) for key in ("sizes", "labelled", "skipped")}, site
+        )
         for site, introduction in replies
     }
 

@@ -24,6 +24,10 @@ Statistics = Annotated[Mapping[str, Tensor], Kind("statistics", "sums over many 
 Counts = Annotated[Tensor, Kind("counts", "how many samples fell into each cell of a table")]
 Count = Annotated[int, Kind("count", "how many samples were used")]
 Metric = Annotated[float, Kind("metric", "a loss or score averaged over samples")]
+Spectra = Annotated[
+    Mapping[str, Tensor],
+    Kind("spectra", "low-frequency Fourier amplitudes of single images (colour, contrast); other sites get them too"),
+]
 Facts = Annotated[Mapping[str, Any], Kind("facts", "sizes, class names and versions, agreed before the first round")]
 
 

@@ -21,6 +21,7 @@ class ModelSpec:
     task: Task
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,7 @@ class Evaluated(Site):
             "input_shape": [shape[2], shape[0], shape[1]] if len(shape) == 3 else list(shape),
             "sizes": {name: len(split) for name, split in splits.items()},
             "labelled": [name for name, split in splits.items() if split.labels is not None and len(split)],
+            "skipped": len(self._domain.skipped),
             "highest_label": max((int(np.max(part, initial=-1, where=part != VOID)) for part in labels), default=-1),
         }
 
@@ -137,9 +138,8 @@ class SiteHost:
     def domain(self) -> Domain:
         parts = [self.dataset.load(name) for name in self.spec.domains]
         train = _concatenate([self._capped(part.train, part.name) for part in parts])
-        return Domain(
-            self.spec.name, train, _concatenate([p.val for p in parts]), _concatenate([p.test for p in parts])
-        )
+        val, test = _concatenate([part.val for part in parts]), _concatenate([part.test for part in parts])
+        return Domain(self.spec.name, train, val, test, tuple(skipped for part in parts for skipped in part.skipped))
 
     def view(self, kind: type[Site], round: int) -> Site:
         """The view of `kind`. Views are kept between rounds, so that data becomes tensors once."""

@@ -80,7 +80,7 @@ def answer(host: SiteHost, request: Request, *, debug: bool = False) -> bytes:
     try:
         release, clipped = _run(host, request)
         envelope |= {"code": None, "release": release, "clipped": clipped}
-        data = codec.pack(envelope | {"seconds": time.perf_counter() - started})
+        data = codec.pack(envelope | {"seconds": _duration(started)})
         Ledger(host.spec.folder).record(request.round, request.step, release)
         return data
     except Exception as error:
@@ -90,7 +90,12 @@ def answer(host: SiteHost, request: Request, *, debug: bool = False) -> bytes:
         text = error.message if isinstance(error, FedshiftError) else traceback.format_exc()
         Ledger(host.spec.folder).log(f"round {request.round}, step {request.step}: {text}")
         code = error.code if isinstance(error, FedshiftError) else "site-failed"
-        return codec.pack(envelope | {"code": code, "release": None, "seconds": time.perf_counter() - started})
+        return codec.pack(envelope | {"code": code, "release": None, "seconds": _duration(started)})
+
+
+def _duration(started: float) -> str:
+    """Seconds since `started`, always as many characters: the bytes of a run must not depend on its speed."""
+    return f"{time.perf_counter() - started:012.3f}"
 
 
 def _run(host: SiteHost, request: Request) -> tuple[Release, int]:

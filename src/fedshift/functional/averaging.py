@@ -86,14 +86,10 @@ def check_same_layout(expected: Mapping[str, Tensor], given: Mapping[str, Tensor
     missing = [name for name in expected if name not in given]
     extra = [name for name in given if name not in expected]
     if missing or extra:
-        raise ValueError(
-            f"models have different tensors: missing {missing or 'none'}, unexpected {extra or 'none'}"
-        )
+        raise ValueError(f"models have different tensors: missing {missing or 'none'}, unexpected {extra or 'none'}")
     for name, tensor in expected.items():
         other = given[name]
         if other.shape != tensor.shape:
-            raise ValueError(
-                f"tensor {name!r} has shape {tuple(other.shape)}, expected {tuple(tensor.shape)}"
-            )
+            raise ValueError(f"tensor {name!r} has shape {tuple(other.shape)}, expected {tuple(tensor.shape)}")
         if other.dtype != tensor.dtype:
             raise ValueError(f"tensor {name!r} has dtype {other.dtype}, expected {tensor.dtype}")

@@ -16,12 +16,14 @@ def cross_entropy(scores: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> 
     """Mean cross-entropy over all labels that are not IGNORE, as a scalar.
 
     `scores` are logits `(B, C)` or `(B, C, H, W)`, `labels` integers `(B,)` or `(B, H, W)`. With smoothing s
-    the target is 1 - s + s/C for the true class and s/C for the others (Szegedy et al., CVPR 2016, sec. 7).
+    the target is 1 - s + s/C for the true class and s/C for the others (Szegedy et al., CVPR 2016).
     When every label is IGNORE the loss is 0 with zero gradients: a mean over nothing would be NaN.
     """
     ignored = IGNORE if scores.shape[1] <= IGNORE else _NO_LABEL_IGNORED
     labels = labels.long()
-    total = F.cross_entropy(scores, labels, ignore_index=ignored, label_smoothing=smoothing, reduction="sum")
+    total = F.cross_entropy(
+        _full_precision(scores), labels, ignore_index=ignored, label_smoothing=smoothing, reduction="sum"
+    )
     return total / (labels != ignored).sum().clamp(min=1)
 
 
@@ -31,7 +33,7 @@ def soft_cross_entropy(scores: Tensor, probabilities: Tensor, weights: Tensor | 
     `weights` `(B,)` multiply each sample's term; the sum is divided by B all the same, not by their sum.
     """
     _require_same_shape(scores, probabilities)
-    return _batch_mean(-(probabilities * F.log_softmax(scores, dim=1)).sum(dim=1), weights)
+    return _batch_mean(-(probabilities * F.log_softmax(_full_precision(scores), dim=1)).sum(dim=1), weights)
 
 
 def kl_divergence(target_probs: Tensor, scores: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -42,8 +44,13 @@ def kl_divergence(target_probs: Tensor, scores: Tensor, weights: Tensor | None =
     _require_same_shape(scores, target_probs)
     # p is detached because d(p log p)/dp is infinite at p = 0; xlogy makes 0 log 0 = 0.
     p = target_probs.detach()
-    terms = torch.xlogy(p, p) - p * F.log_softmax(scores, dim=1)
+    terms = torch.xlogy(p, p) - p * F.log_softmax(_full_precision(scores), dim=1)
     return _batch_mean(terms.sum(dim=1), weights)
+
+
+def _full_precision(scores: Tensor) -> Tensor:
+    """At least float32: bfloat16 scores are good enough for a network, a sum of their logarithms is not."""
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 def _batch_mean(terms: Tensor, weights: Tensor | None) -> Tensor:
@@ -58,6 +65,4 @@ def _batch_mean(terms: Tensor, weights: Tensor | None) -> Tensor:
 def _require_same_shape(scores: Tensor, probabilities: Tensor) -> None:
     # Broadcasting would accept (1, C) probabilities for every sample, or (B, 1) for every class.
     if scores.shape != probabilities.shape:
-        raise ValueError(
-            f"probabilities have shape {tuple(probabilities.shape)}, the scores {tuple(scores.shape)}"
-        )
+        raise ValueError(f"probabilities have shape {tuple(probabilities.shape)}, the scores {tuple(scores.shape)}")

@@ -17,9 +17,7 @@ def confusion_matrix(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
     when there are no more than 255 classes) are left out, whatever was predicted there.
     """
     if predicted.shape != labels.shape:
-        raise ValueError(
-            f"predictions {tuple(predicted.shape)} and labels {tuple(labels.shape)} differ in shape"
-        )
+        raise ValueError(f"predictions {tuple(predicted.shape)} and labels {tuple(labels.shape)} differ in shape")
     truth, guess = labels.flatten().long(), predicted.flatten().long()
     if classes <= IGNORE:
         known = truth != IGNORE
@@ -27,9 +25,7 @@ def confusion_matrix(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
     for what, values in (("label", truth), ("prediction", guess)):
         # An id out of range would be counted in the cell of another class.
         if values.numel() and (int(values.min()) < 0 or int(values.max()) >= classes):
-            raise ValueError(
-                f"a {what} is outside 0..{classes - 1}: {int(values.min())}..{int(values.max())}"
-            )
+            raise ValueError(f"a {what} is outside 0..{classes - 1}: {int(values.min())}..{int(values.max())}")
     return torch.bincount(truth * classes + guess, minlength=classes * classes).reshape(classes, classes)
 
 

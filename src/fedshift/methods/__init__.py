@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedshift.errors import InputError, nearest
 from fedshift.federation import handshake
-from fedshift.methods import averaging, evaluation
+from fedshift.methods import averaging, csac, evaluation, fedadg, feddg, fedsr
 from fedshift.methods.base import About, Entry, Method
 
 __all__ = ["METHODS", "About", "Entry", "Method", "evaluation", "find_about", "find_method", "handshake"]
@@ -17,6 +17,12 @@ METHODS: dict[str, Entry] = {
         Entry(averaging.SOURCE_ONLY, averaging.Averaging),
         Entry(averaging.SINGLE_SITE, averaging.Apart),
         Entry(averaging.ORACLE, averaging.Apart),
+        Entry(feddg.FEDDG, feddg.FedDG),
+        Entry(fedsr.FEDSR, fedsr.FedSR),
+        Entry(fedsr.FEDL2R, fedsr.FedSR),
+        Entry(fedsr.FEDCMI, fedsr.FedSR),
+        Entry(fedadg.FEDADG, fedadg.FedADG),
+        Entry(csac.CSAC, csac.Csac),
     )
 }
 

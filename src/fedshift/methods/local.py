@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedshift.data.augment import Augment, build_augment
+from fedshift.data.augment import PairAugment, build_augment, build_pair_augment
 from fedshift.federation.kinds import Weights
 from fedshift.federation.plan import Plan
 from fedshift.federation.site import Site
@@ -35,8 +35,15 @@ def with_weights(module: nn.Module, weights: Weights, device: torch.device) -> n
     return module.to(device)
 
 
-def augmentation(plan: Plan) -> Augment | None:
-    return build_augment(plan.training.augment) if plan.training.augment else None
+def augmentation(plan: Plan) -> PairAugment | None:
+    """The configured augmentation of labelled batches: masks move with their images, classes stay as they are."""
+    names = plan.training.augment
+    if not names:
+        return None
+    if plan.model.task == "segmentation":
+        return build_pair_augment(names)
+    augment = build_augment(names)
+    return lambda x, y, generator: (augment(x, generator), y)
 
 
 def sgd(parameters: Iterable[Tensor], site: Site) -> torch.optim.Optimizer:

@@ -6,7 +6,7 @@ from fedshift.nn.archs import ARCHS, Arch, build_network, find_arch
 from fedshift.nn.imagenet import imagenet_weights
 from fedshift.nn.network import Backbone, Network
 from fedshift.nn.taps import Taps, norm_layers
-from fedshift.nn.weights import LoadReport, convert_checkpoint, load_weights, save_weights
+from fedshift.nn.weights import LoadReport, convert_checkpoint, load_weights
 
 __all__ = [
     "ARCHS",
@@ -21,5 +21,4 @@ __all__ = [
     "imagenet_weights",
     "load_weights",
     "norm_layers",
-    "save_weights",
 ]

@@ -49,7 +49,7 @@ class Arch:
 def build_network(arch: str, input_shape: tuple[int, ...], classes: int, generator_seed: int) -> Network:
     """A freshly initialised net: the same weights for the same seed, whatever was drawn before."""
     found = find_arch(arch)
-    _check_input(found, input_shape)
+    check_input(found, input_shape)
     with seeded_init(generator_seed):
         backbone = found.build(input_shape)
         head = found.head(backbone.out_features, classes)
@@ -62,7 +62,7 @@ def find_arch(name: str) -> Arch:
     return ARCHS[name]
 
 
-def _check_input(arch: Arch, input_shape: tuple[int, ...]) -> None:
+def check_input(arch: Arch, input_shape: tuple[int, ...]) -> None:
     wants = "table rows" if arch.kind == "table" else "images"
     fits = len(input_shape) == 1 if arch.kind == "table" else len(input_shape) == 3 and input_shape[0] == 3
     if not fits:
@@ -197,7 +197,7 @@ ARCHS: dict[str, Arch] = {
             description="two dense layers of 64 for table rows; missing values allowed",
             kind="table",
             build=TableNet,
-            lr=0.05,
+            lr=0.01,
             mean=(0.0,),
             std=(1.0,),
         ),

@@ -33,9 +33,9 @@ class AtrousPyramid(nn.Module):
         he_init(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        image = self.image(x.mean((2, 3), keepdim=True)).expand(-1, -1, *x.shape[2:])
-        pyramid = torch.cat([*(branch(x) for branch in self.branches), image], dim=1)
-        logits: Tensor = self.classify(self.project(pyramid))
+        pyramid = [branch(x) for branch in self.branches]
+        pyramid.append(self.image(x.mean((2, 3), keepdim=True)).expand(-1, -1, *x.shape[2:]))
+        logits: Tensor = self.classify(self.project(torch.cat(pyramid, dim=1)))
         return logits
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import io
-import secrets
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedshift.errors import InputError
+from fedshift.files import write_atomically
 from fedshift.nn.network import Network
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")
@@ -59,11 +58,6 @@ def load_weights(network: Network, path: Path) -> LoadReport:
     )
 
 
-def save_weights(network: Network, path: Path) -> None:
-    """Write the whole network, `backbone.*` and `head.*`, as safetensors; readers see all of it or nothing."""
-    write_tensors(network.state_dict(), path)
-
-
 def convert_checkpoint(source: Path, sha256: str, out: Path, rename: Callable[[str], str] | None = None) -> None:
     """Turn a PyTorch checkpoint whose SHA-256 is known into a safetensors file with the same layer names.
 
@@ -87,24 +81,12 @@ def convert_checkpoint(source: Path, sha256: str, out: Path, rename: Callable[[s
             f"{source} is not a plain PyTorch state dict (it was not loaded): save one with "
             "torch.save(model.state_dict(), ...).",
         ) from error
-    tensors = _flatten(checkpoint, source)
-    write_tensors({rename(key) if rename else key: value for key, value in tensors.items()}, out)
-
-
-def write_tensors(tensors: Mapping[str, Tensor], out: Path) -> None:
-    """Write to a temporary file beside `out`, then move it into place: no reader ever meets half a file."""
     # Copies, because safetensors refuses tensors that share memory.
-    copies = {key: value.detach().to("cpu", copy=True).contiguous() for key, value in tensors.items()}
-    temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        save_file(copies, temporary)
-        temporary.replace(out)
-    except (OSError, SafetensorError) as error:
-        raise InputError("disk", f"The weights could not be written to {out}: {error}.") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    tensors = {
+        rename(key) if rename else key: value.detach().contiguous().clone()
+        for key, value in _flatten(checkpoint, source).items()
+    }
+    write_atomically(out, save(tensors))
 
 
 def _read(path: Path) -> dict[str, Tensor]:

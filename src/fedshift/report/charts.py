@@ -6,6 +6,7 @@ phone as on a wide screen. Horizontal positions are therefore in thousandths of 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,18 +30,19 @@ class Unit:
 
     text: Callable[[float], str]
     tick: Callable[[float, float], str] = tick_text
-    floor: float = float("-inf")
-    ceiling: float = float("inf")
+    floor: float = -math.inf
+    ceiling: float = math.inf
+    from_zero: bool = False
 
 
 PERCENT = Unit(percent, lambda value, step: tick_text(100 * value, 100 * step), 0.0, 1.0)
 PLAIN = Unit(number)
-BYTES = Unit(byte_size, lambda value, step: byte_size(value), 0.0)
+BYTES = Unit(byte_size, lambda value, step: byte_size(value), from_zero=True)
 
 
 @dataclass(frozen=True)
 class Line:
-    """`points` are (round, value); `chosen` is a round to mark; lines of one label share an end label."""
+    """`points` are (round, value); `chosen` is a round to mark. A `faint` line has no label, no dots and no marks."""
 
     label: str
     points: Series
@@ -109,36 +111,47 @@ def line_chart(title: str, lines: Sequence[Line], unit: Unit, note: str = "") ->
         return None
     points = [point for _, stretches in drawn for stretch in stretches for point in stretch]
     rounds = [x for x, _ in points]
-    low, high = padded([y for _, y in points], unit.floor, unit.ceiling)
+    values = [y for _, y in points] + ([0.0] if unit.from_zero else [])
+    low, high = padded(values, unit.floor, unit.ceiling)
     x_scale = Scale(min(rounds), max(rounds), 0, WIDTH)
     y_scale = Scale(low, high, HEIGHT, 0)
     step = step_of(high - low, 4)
+    ends = _ends(drawn, y_scale, unit)
     return Chart(
         title=title,
         note=note,
         x_ticks=tuple((x_scale(x), f"{x:.0f}") for x in ticks(min(rounds), max(rounds), 5, whole=True)),
         y_ticks=tuple((y_scale(y), unit.tick(y, step)) for y in ticks(low, high, 4)),
         curves=tuple(_curve(line, stretches, x_scale, y_scale, unit) for line, stretches in drawn),
-        ends=_ends(drawn, y_scale, unit),
-        is_crowded=len({line.label for line, _ in drawn}) > COLOURS,
+        ends=ends,
+        is_crowded=len(ends) > COLOURS + 2,
     )
 
 
-def site_lines(series: Mapping[str, Series], styles: Mapping[str, str]) -> list[Line]:
-    """One line a site. More sites than colours are drawn in grey, with their median on top."""
+def site_lines(
+    series: Mapping[str, Series], styles: Mapping[str, str], suffix: str = "", chosen: int | None = None
+) -> list[Line]:
+    """One line a site. More sites than colours are drawn faintly, with their median on top."""
+    strength = " strong" if suffix else ""
     if len(series) <= COLOURS:
-        return [Line(site or "all sites", points, styles.get(site, "c0")) for site, points in series.items()]
-    values: dict[int, list[float]] = {}
-    for points in series.values():
-        for x, y in points:
-            if y is not None:
-                values.setdefault(x, []).append(y)
-    median = [(x, statistics.median(values[x])) for x in sorted(values)]
-    label = f"{len(series)} sites"
+        return [
+            Line((site or "all sites") + suffix, points, styles.get(site, "c0") + strength, chosen)
+            for site, points in series.items()
+        ]
     return [
-        *(Line(label, points, "c0 faint", tip=site) for site, points in series.items()),
-        Line("median", median, "c1 strong"),
+        *(Line(site, points, "c0 faint") for site, points in series.items()),
+        Line(f"median of {len(series)}{suffix}", middle(list(series.values())), "c8" + strength, chosen),
     ]
+
+
+def middle(series: Sequence[Series], of: Callable[[list[float]], float] = statistics.median) -> Series:
+    """By round, the median (or another middle) of all lines that have a value there."""
+    values: dict[int, list[float]] = {}
+    for points in series:
+        for x, y in points:
+            if y is not None and math.isfinite(y):
+                values.setdefault(x, []).append(y)
+    return [(x, of(values[x])) for x in sorted(values)]
 
 
 def place(points: Sequence[Point], x_scale: Scale, y_scale: Scale) -> list[Point]:
@@ -146,8 +159,10 @@ def place(points: Sequence[Point], x_scale: Scale, y_scale: Scale) -> list[Point
 
 
 def _curve(line: Line, stretches: list[list[Point]], x_scale: Scale, y_scale: Scale, unit: Unit) -> Curve:
+    is_faint = "faint" in line.style
     every = [point for stretch in stretches for point in stretch]
-    dotted = every if len(every) <= _MAX_DOTS and "faint" not in line.style else []
+    # Dots would fill the gaps of a dashed line.
+    dotted = every if len(every) <= _MAX_DOTS and not is_faint and "dashed" not in line.style else []
     stride = -(-len(every) // _MAX_TIPS)
     name = line.tip or line.label
 
@@ -164,21 +179,16 @@ def _curve(line: Line, stretches: list[list[Point]], x_scale: Scale, y_scale: Sc
             for stretch in stretches
         ),
         dots="".join(f"M{x:g} {y:g}h0" for x, y in place(dotted, x_scale, y_scale)),
-        tips=() if "faint" in line.style else tuple(mark(point) for point in every[::-1][::stride]),
+        tips=() if is_faint else tuple(mark(point) for point in every[::-1][::stride]),
         chosen=chosen[0] if chosen else None,
     )
 
 
 def _ends(drawn: Sequence[tuple[Line, list[list[Point]]]], y_scale: Scale, unit: Unit) -> tuple[End, ...]:
-    """One label a name, at the mean of the last values of its lines, none over another."""
-    last: dict[str, list[float]] = {}
-    styles: dict[str, str] = {}
-    for line, stretches in drawn:
-        last.setdefault(line.label, []).append(stretches[-1][-1][1])
-        styles.setdefault(line.label, line.style)
-    means = {label: statistics.fmean(values) for label, values in last.items()}
-    tops = spread([y_scale(mean) for mean in means.values()], _LABEL_GAP, 0, HEIGHT)
+    """A label at the end of every line that is not faint, none over another."""
+    labelled = [(line, stretches[-1][-1][1]) for line, stretches in drawn if "faint" not in line.style]
+    tops = spread([y_scale(value) for _, value in labelled], _LABEL_GAP, 0, HEIGHT)
     return tuple(
-        End(label, unit.text(mean), styles[label], round(top, 1))
-        for (label, mean), top in zip(means.items(), tops, strict=True)
+        End(line.label, unit.text(value), line.style, round(top, 1))
+        for (line, value), top in zip(labelled, tops, strict=True)
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError
@@ -23,6 +23,7 @@ HEADLINES = {"accuracy": "accuracy", "miou": "mIoU"}
 """The metric that is the run's score, and how it is written."""
 
 Points = list[tuple[int, float | None]]
+T = TypeVar("T", bound=BaseModel)
 
 
 class Rules(BaseModel):
@@ -144,7 +145,8 @@ class Record:
         """The metric that is this run's score."""
         if self.results:
             return "accuracy" if self.results.task == "classification" else "miou"
-        return next((row.name for row in self.rows if row.phase in ("val", "test") and row.name in HEADLINES), "accuracy")
+        scored = (row.name for row in self.rows if row.phase in ("val", "test"))
+        return next((name for name in scored if name in HEADLINES), "accuracy")
 
     @property
     def bound(self) -> Literal["", "pooled", "target-labels"]:
@@ -247,7 +249,7 @@ def _read_config(path: Path, text: str) -> dict[str, Any]:
 def _read_results(path: Path) -> Results:
     try:
         return Results.model_validate(json.loads(path.read_text()))
-    except (ValueError, ValidationError) as error:
+    except ValueError as error:
         raise InputError(
             "run-corrupt",
             f"{path} is damaged: delete it and the file `done` beside it, then run again with --resume",
@@ -269,7 +271,7 @@ def _read_ledgers(folder: Path) -> tuple[dict[str, tuple[LedgerLine, ...]], int]
     return ledgers, broken
 
 
-def _checked[T: BaseModel](model: type[T], values: Any) -> T | None:
+def _checked(model: type[T], values: Any) -> T | None:
     try:
         return model.model_validate(values)
     except ValidationError:

@@ -82,7 +82,7 @@ def spread(positions: Sequence[float], gap: float, low: float, high: float) -> l
 
 
 def thin(points: Sequence[Point], limit: int) -> list[Point]:
-    """At most `limit` points and a few: the ends, and the lowest and highest of each stretch, so that no spike is lost."""
+    """About `limit` points: the ends, and the lowest and highest of each stretch, so that no spike is lost."""
     if len(points) <= limit:
         return list(points)
     size = math.ceil(2 * len(points) / limit)

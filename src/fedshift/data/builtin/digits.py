@@ -1,13 +1,15 @@
 """Ten digits in five looks, 32x32 pixels in colour: handwritten, photo, typeset, street, chalk.
 
 Handwriting comes from scikit-learn's digits, photographs from its two sample photos, typefaces from matplotlib.
-Writers, typefaces and regions of the photos in a test split are in no training split of any domain.
+Writers, typefaces and pieces of the photos in a test split are in no training split of any domain.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fedshift.data.builtin.generated import Recipe
 from fedshift.data.builtin.glyphs import Glyphs, read_glyphs
 from fedshift.data.builtin.handwriting import SIZE, read_handwriting
 from fedshift.data.builtin.raster import (
@@ -29,8 +31,9 @@ from fedshift.data.builtin.raster import (
 
 PER_CLASS = {"train": 80, "val": 10, "test": 30}
 
-_PHOTO_COLUMNS = {"train": (0, 416), "val": (416, 496), "test": (496, 640)}
-"""Upright strips of the 640 columns of both photos."""
+_PHOTO_TILES = {"train": (0, 1, 2), "val": (3,), "test": (4,)}
+"""Each photo is cut into 3 x 5 tiles; the tile in row r and column c belongs to the split with (2r + c) mod 5, so
+that every split has tiles from all over the photos."""
 
 
 def handwritten(split: str, rng: Generator) -> tuple[Floats, Ints]:
@@ -58,16 +61,14 @@ def typeset(split: str, rng: Generator) -> tuple[Floats, Ints]:
         aspect=rng.uniform(0.8, 1.25, count),
     )
     place = moved(place, rng.uniform(-0.12, 0.12, count), rng.uniform(-0.12, 0.12, count))
-    field = warp_field(glyphs, glyphs.choose(labels, split, rng), place)
+    field = _warp_field(glyphs, glyphs.choose(labels, split, rng), place)
     clutter = _coloured_shapes(count, rng)
     around = luminance(clutter[:, 6:26, 6:26].mean(axis=(1, 2)))
     face = _colour_apart_from(around, 0.4, rng)
     weight = per_picture(uniform(rng, -0.01, 0.05, count))
     # Two in five digits have an outline in another colour.
     outline = per_picture((rng.random(count) < 0.4) * uniform(rng, 0.05, 0.1, count))
-    picture = over(
-        clutter, uniform(rng, 0, 1, (count, 3)), _ink(field, weight + outline, 0.04) * (outline > 0)
-    )
+    picture = over(clutter, uniform(rng, 0, 1, (count, 3)), _ink(field, weight + outline, 0.04) * (outline > 0))
     return over(picture, face, _ink(field, weight, 0.04)), labels
 
 
@@ -85,12 +86,12 @@ def street(split: str, rng: Generator) -> tuple[Floats, Ints]:
     )
     place = moved(place, rng.uniform(-0.08, 0.08, count), rng.uniform(-0.08, 0.08, count))
     place[:, 2, :2] = rng.uniform(-0.25, 0.25, (count, 2))
-    number = warp_field(glyphs, rows, place)
+    number = _warp_field(glyphs, rows, place)
     for side in (-1, 1):
         beside = glyphs.in_same_typeface(rows, rng.integers(10, size=count))
         gap = (glyphs.width[rows] + glyphs.width[beside]) / 2 + rng.uniform(0.08, 0.25, count)
         there = rng.random(count) < 0.6
-        neighbour = warp_field(glyphs, beside, moved(place, side * gap))
+        neighbour = _warp_field(glyphs, beside, moved(place, side * gap))
         number = np.where(per_picture(there), np.maximum(number, neighbour), number)
     weight = per_picture(uniform(rng, 0.0, 0.08, count))
 
@@ -98,9 +99,7 @@ def street(split: str, rng: Generator) -> tuple[Floats, Ints]:
     rough = smooth_noise(rng, count, SIZE, 12) - 0.5
     picture = per_picture(wall) + (rough * per_picture(uniform(rng, 0, 0.2, count)))[..., None]
     face = _colour_apart_from(luminance(wall), 0.22, rng, saturation=0.35)
-    shadow = np.roll(_ink(number, weight, 0.1), (1, 1), axis=(1, 2)) * per_picture(
-        uniform(rng, 0, 0.6, count)
-    )
+    shadow = np.roll(_ink(number, weight, 0.1), (1, 1), axis=(1, 2)) * per_picture(uniform(rng, 0, 0.6, count))
     picture = over(picture * (1 - 0.6 * shadow[..., None]), face, _ink(number, weight, 0.08))
     light = 0.65 + 0.6 * smooth_noise(rng, count, SIZE, 1)
     picture = blur(picture * light[..., None], uniform(rng, 0.5, 1.3, count))
@@ -125,14 +124,24 @@ def chalk(split: str, rng: Generator) -> tuple[Floats, Ints]:
     # The board's pores: a stroke leaves chalk only where they stand out.
     tooth = 0.6 * rng.random((count, SIZE, SIZE), dtype=np.float32) + 0.4 * smooth_noise(rng, count, SIZE, 14)
     dust = smooth_noise(rng, count, SIZE, (3, 5)) ** 2 * per_picture(uniform(rng, 0.0, 0.6, count))
-    erased = np.roll(ink, 1, axis=0)[:, ::-1, ::-1] * per_picture(uniform(rng, 0, 0.35, count))
+    erased = np.roll(ink, 1, axis=0)[:, ::-1, ::-1] * per_picture(uniform(rng, 0, 0.3, count))
     picture = over(np.broadcast_to(per_picture(board), (count, SIZE, SIZE, 3)), colour, dust * tooth)
     picture = over(picture, colour, erased * (0.5 + 0.5 * tooth))
-    cover = smoothstep(-0.1, 0.25, tooth - per_picture(uniform(rng, 0.3, 0.55, count)))
+    cover = smoothstep(-0.1, 0.25, tooth - per_picture(uniform(rng, 0.25, 0.5, count)))
     return over(picture, colour, stroke * cover), labels
 
 
-DOMAINS = {"handwritten": handwritten, "photo": photo, "typeset": typeset, "street": street, "chalk": chalk}
+LOOKS = {"handwritten": handwritten, "photo": photo, "typeset": typeset, "street": street, "chalk": chalk}
+
+RECIPE = Recipe(
+    name="digits",
+    task="classification",
+    classes=tuple("0123456789"),
+    domains=tuple(LOOKS),
+    input_shape=(3, SIZE, SIZE),
+    revision=1,
+    draw=lambda domain, split, rng: LOOKS[domain](split, rng),
+)
 
 
 def _written(split: str, rng: Generator) -> tuple[Floats, Ints]:
@@ -151,16 +160,18 @@ def _photo_pieces(split: str, count: int, rng: Generator) -> Floats:
     from sklearn.datasets import load_sample_image
 
     photos = np.stack([load_sample_image("china.jpg"), load_sample_image("flower.jpg")])
-    first, end = _PHOTO_COLUMNS[split]
-    photos = photos[:, :426, first:end].astype(np.float32) / 255
+    photos = photos[:, :426, :640].astype(np.float32) / 255
     half = (photos[:, ::2, ::2] + photos[:, 1::2, ::2] + photos[:, ::2, 1::2] + photos[:, 1::2, 1::2]) / 4
-    which = rng.integers(2, size=(count, 1, 1))
-    top = rng.integers(half.shape[1] - SIZE + 1, size=(count, 1, 1)) + np.arange(SIZE).reshape(1, -1, 1)
-    left = rng.integers(half.shape[2] - SIZE + 1, size=(count, 1, 1)) + np.arange(SIZE).reshape(1, 1, -1)
-    return np.asarray(half[which, top, left])
+    tiles = half.reshape(2, 3, 71, 5, 64, 3).transpose(1, 3, 0, 2, 4, 5)
+    group = (2 * np.arange(3)[:, None] + np.arange(5)) % 5
+    tiles = tiles[np.isin(group, _PHOTO_TILES[split])].reshape(-1, 71, 64, 3)
+    which = rng.integers(len(tiles), size=(count, 1, 1))
+    row = rng.integers(71 - SIZE + 1, size=(count, 1, 1)) + np.arange(SIZE).reshape(1, -1, 1)
+    column = rng.integers(64 - SIZE + 1, size=(count, 1, 1)) + np.arange(SIZE).reshape(1, 1, -1)
+    return np.asarray(tiles[which, row, column])
 
 
-def warp_field(glyphs: Glyphs, rows: Ints, place: np.ndarray) -> Floats:
+def _warp_field(glyphs: Glyphs, rows: Ints, place: NDArray[np.float64]) -> Floats:
     """Distance fields seen through `place`. Moved up by 2 while sampled, so that outside a glyph's picture counts
     as far away, not as the edge of a stroke."""
     return warp(glyphs.distance + 2, place, SIZE, rows) - 2
@@ -189,9 +200,7 @@ def _coloured_shapes(count: int, rng: Generator) -> Floats:
     below = np.broadcast_to(per_picture(uniform(rng, 0, 1, (count, 3))), (count, SIZE, SIZE, 3))
     picture = over(below, uniform(rng, 0, 1, (count, 3)), fade)
     for number in range(8):
-        centre_x, centre_y, angle = (
-            per_picture(uniform(rng, 0, high, count)) for high in (SIZE, SIZE, np.pi)
-        )
+        centre_x, centre_y, angle = (per_picture(uniform(rng, 0, high, count)) for high in (SIZE, SIZE, np.pi))
         along = (x - centre_x) * np.cos(angle) + (y - centre_y) * np.sin(angle)
         across = (y - centre_y) * np.cos(angle) - (x - centre_x) * np.sin(angle)
         if number % 2:

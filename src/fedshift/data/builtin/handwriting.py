@@ -9,6 +9,7 @@ training or validation split.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,7 @@ class Handwriting:
         return first + rng.permutation(np.concatenate(rows))
 
 
+@cache
 def read_handwriting() -> Handwriting:
     from scipy.ndimage import zoom
     from sklearn.datasets import load_digits

@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Floats = NDArray[np.float32]
+Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 Generator = np.random.Generator
 
 
-def to_bytes(pictures: NDArray[Any]) -> NDArray[np.uint8]:
+def to_bytes(pictures: Floats) -> NDArray[np.uint8]:
     """Levels 0..255; what is out of range is clipped."""
-    return np.rint(np.clip(pictures, 0, 1) * 255).astype(np.uint8)
+    levels: NDArray[np.uint8] = np.rint(np.clip(pictures, 0, 1) * 255).astype(np.uint8)
+    return levels
 
 
-def uniform(rng: Generator, low: ArrayLike, high: ArrayLike, size: int | tuple[int, ...]) -> Floats:
+def uniform(rng: Generator, low: float, high: float, size: int | tuple[int, ...]) -> Floats:
     return rng.uniform(low, high, size).astype(np.float32)
 
 
@@ -29,9 +30,9 @@ def per_picture(values: NDArray[Any]) -> NDArray[Any]:
     return values.reshape(len(values), 1, 1, *values.shape[1:])
 
 
-def smoothstep(low: ArrayLike, high: ArrayLike, values: Floats) -> Floats:
+def smoothstep(low: Floats | float, high: Floats | float, values: Floats) -> Floats:
     """0 below `low`, 1 above `high`, an S-curve between."""
-    t = np.clip((values - low) / (np.asarray(high, np.float32) - low), 0, 1).astype(np.float32)
+    t: Floats = np.clip((values - low) / (high - low), 0, 1)
     return t * t * (3 - 2 * t)
 
 
@@ -39,12 +40,14 @@ def over(below: Floats, colour: Floats, alpha: Floats) -> Floats:
     """Lay a colour `(n, 3)` or picture `(n, h, w, 3)` over pictures where `alpha` `(n, h, w)` says."""
     if colour.ndim == 2:
         colour = per_picture(colour)
-    return below + (colour - below) * alpha[..., None]
+    blended: Floats = below + (colour - below) * alpha[..., None]
+    return blended
 
 
 def luminance(colours: Floats) -> Floats:
     """`(..., 3)` -> `(...)`, by the weights of Rec. 601."""
-    return colours[..., 0] * 0.299 + colours[..., 1] * 0.587 + colours[..., 2] * 0.114
+    weighted: Floats = colours[..., 0] * 0.299 + colours[..., 1] * 0.587 + colours[..., 2] * 0.114
+    return weighted
 
 
 def pixel_grid(height: int, width: int) -> tuple[Floats, Floats]:
@@ -123,10 +126,12 @@ def enlarge(grid: Floats, height: int, width: int) -> Floats:
     y = np.linspace(0, grid.shape[1] - 1, height, dtype=np.float32)
     left = np.minimum(x.astype(np.int64), grid.shape[2] - 2)
     top = np.minimum(y.astype(np.int64), grid.shape[1] - 2)
-    fx = smoothstep(0, 1, x - left)
-    fy = smoothstep(0, 1, y - top)[:, None]
+    fx = smoothstep(0, 1, (x - left).astype(np.float32))
+    fy = smoothstep(0, 1, (y - top).astype(np.float32))[:, None]
     rows = grid[:, :, left] * (1 - fx) + grid[:, :, left + 1] * fx
-    return np.asarray(rows[:, top] * (1 - fy) + rows[:, top + 1] * fy, np.float32)
+    upper, lower = rows.take(top, axis=1), rows.take(top + 1, axis=1)
+    spread: Floats = upper + (lower - upper) * fy
+    return spread
 
 
 def smooth_noise(rng: Generator, count: int, size: int, cells: int | tuple[int, int]) -> Floats:

@@ -17,8 +17,8 @@ from fedshift.data.builtin.raster import Floats, Generator, Ints, per_picture, p
 from fedshift.data.domain import VOID
 
 SIZE = 64
-FOCAL = 46.0
-"""Focal length in pixels: a view of about 70 degrees."""
+FOCAL = 55.0
+"""Focal length in pixels: a view of about 60 degrees."""
 
 CLASSES = ("road", "sidewalk", "building", "vegetation", "sky", "car", "person", "pole")
 ROAD, SIDEWALK, BUILDING, VEGETATION, SKY, CAR, PERSON, POLE = range(len(CLASSES))
@@ -32,9 +32,7 @@ _FAR = 400.0
 
 # Materials. The houses' walls come last, first the left side's, then the right side's.
 _ROAD, _PAVING, _MARKING, _KERB, _GREEN, _SKY, _SKYLINE, _GLASS, _LIT_GLASS, _WALLS = range(10)
-_CLASS_OF = np.array(
-    [ROAD, SIDEWALK, ROAD, SIDEWALK, VEGETATION, SKY] + [BUILDING] * (3 + 2 * _LOTS), dtype=np.uint8
-)
+_CLASS_OF = np.array([ROAD, SIDEWALK, ROAD, SIDEWALK, VEGETATION, SKY] + [BUILDING] * (3 + 2 * _LOTS), dtype=np.uint8)
 
 Labels = NDArray[np.uint8]
 Bools = NDArray[np.bool_]
@@ -120,7 +118,7 @@ def build(city: City, street: Street, rng: Generator) -> Pictures:
 
 def through_haze(city: City, colour: Floats, depth: Floats) -> Floats:
     """Colours `(..., 3)` seen over `depth` `(...)` metres of the city's air."""
-    clear = np.exp(depth * np.float32(-city.haze))[..., None]
+    clear: Floats = np.exp(depth * np.float32(-city.haze))[..., None]
     haze = np.asarray(city.sky_low, np.float32)
     return (colour - haze) * clear + haze
 
@@ -144,7 +142,8 @@ def _sky(city: City, down: Floats, count: int, rng: Generator) -> Floats:
     low, top = np.asarray(city.sky_low, np.float32), np.asarray(city.sky_top, np.float32)
     share = np.clip(down * (-2 * FOCAL / SIZE), 0, 1)
     clouds = smooth_noise(rng, count, _RAYS, (8, 4)) * smooth_noise(rng, count, _RAYS, (14, 8))
-    return low + (top - low) * share[..., None] + (clouds * np.float32(city.clouds))[..., None]
+    sky: Floats = low + (top - low) * share[..., None] + (clouds * np.float32(city.clouds))[..., None]
+    return sky
 
 
 def _skyline(city: City, street: Street, slope: Floats, rng: Generator) -> tuple[Ints, Floats]:
@@ -173,11 +172,13 @@ def _add_houses(
     hedge = is_hedge[picture, lot]
 
     column, floor = rays.depth / city.window[0], rays.height / city.window[1]
-    is_pane = (np.abs(column % 1 - 0.5) < 0.24) & (np.abs(floor % 1 - 0.55) < 0.24) & (rays.height < top - 0.4)
+    is_pane = (np.abs(_repeat(column, 1) - 0.5) < 0.24) & (np.abs(_repeat(floor, 1) - 0.55) < 0.24)
+    is_pane &= rays.height < top - 0.4
     # Far windows are narrower than the distance between rays: leave them out rather than let them flicker.
     wall = np.where(rays.is_right, street.houses[1], street.houses[0])
     is_pane &= rays.depth * rays.depth < wall * (FOCAL * city.window[0] * 0.7)
-    is_lit = _hash(column.astype(np.int64), floor.astype(np.int64), lot, picture) < city.lit_windows
+    has_lamp = rng.random((count, 2 * _LOTS, 8, 8)) < city.lit_windows
+    is_lit = has_lamp[picture, lot, column.astype(np.int64) & 7, floor.astype(np.int64) & 7]
     surface = np.where(is_pane, np.where(is_lit, _LIT_GLASS, _GLASS), _WALLS + lot)
 
     rough = smooth_noise(rng, count, _RAYS, 40) - 0.5
@@ -200,27 +201,26 @@ def _add_ground(
     is_verge = ~is_road & (to_houses < 0.9) & per_picture(rng.random(count) < city.verge)
     middle = (street.kerbs[1] - street.kerbs[0]) / 2
     is_dash = np.abs(rays.across - middle) < 0.12
-    is_dash &= (rays.depth + per_picture(uniform(rng, 0, 6, count))) % 6 < 3
+    is_dash &= _repeat(rays.depth + per_picture(uniform(rng, 0, 6, count)), 6) < 0.5
     is_line = is_dash | (np.abs(past_kerb + 0.35) < 0.07)
     surface = np.where(is_road, np.where(is_line, _MARKING, _ROAD), np.where(past_kerb < 0.2, _KERB, _PAVING))
     surface = np.where(is_verge, _GREEN, surface)
 
     near = np.clip(1.4 - rays.depth / 18, 0, 1)
-    is_joint = ~is_road & ~is_verge & ((rays.depth % 1.4 < 0.12) | (past_kerb % 1.2 < 0.1))
-    fine, coarse = (smooth_noise(rng, count, _RAYS, cells) - 0.5 for cells in (90, (24, 8)))
+    is_joint = ~is_road & ~is_verge & ((_repeat(rays.depth, 1.4) < 0.09) | (_repeat(past_kerb, 1.2) < 0.09))
+    fine = rng.random(rays.depth.shape, dtype=np.float32) - 0.5
+    coarse = smooth_noise(rng, count, _RAYS, (24, 8)) - 0.5
     ground_shade = 1 + np.float32(city.texture) * (1.5 * fine * near + coarse) - np.float32(0.25) * near * is_joint
     is_shaded = (rays.across > per_picture(uniform(rng, -4, 4, count))) == per_picture(rng.random(count) < 0.5)
     ground_shade = ground_shade * (1 - np.float32(city.sun_shadow) * is_shaded)
     return np.where(meets, surface, material), np.where(meets, ground_shade, shade)
 
 
-def _hash(*keys: Ints) -> Floats:
-    """A number in [0, 1) for each combination of keys, the same wherever the combination comes again."""
-    mixed = np.zeros((), np.int64)
-    for key, prime in zip(keys, (73_856_093, 19_349_663, 83_492_791, 39_916_801), strict=True):
-        mixed = (mixed ^ (key * prime)) & 0x7FFFFFFF
-    mixed = ((mixed ^ (mixed >> 13)) * 1_274_126_177) & 0x7FFFFFFF
-    return np.asarray(mixed >> 8, np.float32) / np.float32(1 << 23)
+def _repeat(values: Floats, period: float) -> Floats:
+    """Where in its period a value is, in [0, 1); many times faster than the remainder operator."""
+    turns: Floats = values * np.float32(1 / period)
+    whole: Floats = np.floor(turns)
+    return turns - whole
 
 
 def _mean_of_rays(values: Floats) -> Floats:

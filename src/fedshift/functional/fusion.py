@@ -1,0 +1,82 @@
+"""Fusing models layer by layer, each weighted by how far it is from their mean.
+
+J. Yuan et al.: Collaborative Semantic Aggregation and Calibration for Federated Domain Generalization. IEEE TKDE 2023
+(CSAC), sec. 3.4. A layer is one tensor of the state dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedshift.functional.averaging import weighted_mean
+
+Rule = Literal["divergence", "similarity", "average"]
+Distance = Literal["l2", "l1", "cosine"]
+
+_SMALLEST = 1e-12
+"""Stands for a distance of 0 where its inverse is wanted."""
+
+
+@dataclass(frozen=True)
+class Fused:
+    """The fused model, and the weight of each model's layers in it: name of the model -> layer -> weight."""
+
+    model: dict[str, Tensor]
+    weights: dict[str, dict[str, float]]
+
+
+def fuse(
+    models: Callable[[], Iterable[tuple[str, Mapping[str, Tensor]]]],
+    rule: Rule = "divergence",
+    distance: Distance = "l2",
+) -> Fused:
+    """The layers' weighted means. `models()` iterates named models and is called twice, so that no more than a few
+    have to be in memory.
+
+    `divergence` weighs a layer by its distance from the mean, `similarity` by one over it, `average` equally. A layer
+    in which all models agree is that layer. Integer and boolean buffers are those of the first model.
+    """
+    mean = weighted_mean((model, 1.0) for _, model in models())  # Eq. (3)
+    layers = [name for name, tensor in mean.items() if tensor.is_floating_point()]
+    sums = {layer: torch.zeros_like(mean[layer], dtype=torch.float64) for layer in layers}
+    shares: dict[str, dict[str, float]] = {}
+    for name, model in models():
+        shares[name] = {layer: _share(model[layer], mean[layer], rule, distance) for layer in layers}
+        for layer, share in shares[name].items():
+            sums[layer].add_(model[layer].to(torch.float64), alpha=share)
+    totals = {layer: sum(own[layer] for own in shares.values()) for layer in layers}
+    fused = {
+        name: (sums[name] / totals[name]).to(tensor.dtype) if totals.get(name) else tensor  # Eq. (4)
+        for name, tensor in mean.items()
+    }
+    weights = {
+        name: {layer: share / totals[layer] if totals[layer] else 1 / len(shares) for layer, share in own.items()}
+        for name, own in shares.items()
+    }
+    return Fused(fused, weights)
+
+
+def layer_distance(layer: Tensor, mean: Tensor, distance: Distance = "l2") -> float:
+    """dist(G_l, G_l^AVG): the L2 or L1 norm of the difference, or 1 - cosine (1 to a zero tensor: it has no
+    direction). Equal tensors are exactly 0 apart."""
+    a, b = layer.detach().to(torch.float64).flatten(), mean.detach().to(torch.float64).flatten()
+    if torch.equal(a, b):
+        return 0.0
+    if distance == "l2":
+        return float(torch.linalg.vector_norm(a - b))
+    if distance == "l1":
+        return float((a - b).abs().sum())
+    lengths = float(torch.linalg.vector_norm(a) * torch.linalg.vector_norm(b))
+    return max(0.0, 1.0 - float(a @ b) / lengths) if lengths else 1.0
+
+
+def _share(layer: Tensor, mean: Tensor, rule: Rule, distance: Distance) -> float:
+    if rule == "average":
+        return 1.0
+    far = layer_distance(layer, mean, distance)
+    return far if rule == "divergence" else 1.0 / max(far, _SMALLEST)

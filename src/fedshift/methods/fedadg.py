@@ -1,0 +1,248 @@
+"""FedADG: every site matches its features, class by class, to one reference distribution that all sites learn together.
+
+L. Zhang, X. Lei, Y. Shi, H. Huang, C. Chen: Federated Learning with Domain Generalization. arXiv:2111.10487, 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedshift.data.batches import LabelledBatch
+from fedshift.federation.federation import Federation
+from fedshift.federation.kinds import Count, Metric, Release, Weights
+from fedshift.federation.plan import Plan
+from fedshift.federation.site import Labelled
+from fedshift.federation.step import Step, step
+from fedshift.functional.averaging import weighted_mean
+from fedshift.functional.losses import cross_entropy
+from fedshift.methods.base import SHARED, About
+from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
+from fedshift.nn.network import Network, seeded_init
+from fedshift.rng import Rng
+
+DISCRIMINATOR = "discriminator"
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Sizes are shares of the feature length, so that the paper's AlexNet (4096) gets the authors' sizes."""
+
+    adversarial: float = 0.15
+    """Weight of the adversarial loss of the extractor; classification has the rest."""
+    warmup: float = 0.3
+    """Share of the local epochs in which extractor and classifier train alone (authors: 3 of 10 on PACS)."""
+    smoothing: float = 0.01
+    """Label smoothing of the classification loss (authors: 0.01 on PACS, 0.2 on VLCS)."""
+    adversary_lr: float = 0.7
+    """Learning rate of generator and discriminator, as a share of the extractor's."""
+    noise: float = 0.5
+    """Length of the generator's noise (authors: 2048)."""
+    hidden: float = 1.0
+    """Width of the generator's hidden layer (authors: 4096)."""
+    projection: float = 0.25
+    """Length of the randomly projected features, and width of the discriminator's hidden layer (authors: 1024)."""
+
+    def __post_init__(self) -> None:
+        for key in ("adversarial", "warmup", "smoothing"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise ValueError(f"{key} must be from 0 to 1")
+        for key in ("adversary_lr", "noise", "hidden", "projection"):
+            if not getattr(self, key) > 0:
+                raise ValueError(f"{key} must be above 0")
+
+
+class Generator(nn.Module):
+    """G: noise `(B, n)` and labels `(B,)` to reference features `(B, d)`, at least 0 like those of nets with ReLU."""
+
+    def __init__(self, features: int, classes: int, hyper: Hyper) -> None:
+        super().__init__()
+        self.noise, self.classes = _share(features, hyper.noise), classes
+        hidden = _share(features, hyper.hidden)
+        self.layers = nn.Sequential(
+            nn.Linear(self.noise + classes, hidden), nn.LeakyReLU(), nn.Linear(hidden, features), nn.ReLU()
+        )
+
+    def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
+        reference: Tensor = self.layers(torch.cat([noise, F.one_hot(labels, self.classes).to(noise)], dim=1))
+        return reference
+
+
+class Discriminator(nn.Module):
+    """D: features `(B, d)` and labels `(B,)` to `(B,)`: 1 for the reference, 0 for a site's own features.
+
+    It sees the features through a random projection that is never trained.
+    """
+
+    projection: Tensor
+
+    def __init__(self, features: int, classes: int, hyper: Hyper) -> None:
+        super().__init__()
+        self.classes, size = classes, _share(features, hyper.projection)
+        # DIFFERS: the authors' code trains the projection with the rest.
+        self.register_buffer("projection", F.normalize(torch.randn(size, features), dim=1))
+        self.layers = nn.Sequential(nn.Linear(size + classes, size), nn.LeakyReLU(), nn.Linear(size, 1), nn.Sigmoid())
+
+    def forward(self, features: Tensor, labels: Tensor) -> Tensor:
+        projected = features @ self.projection.T
+        verdict: Tensor = self.layers(torch.cat([projected, F.one_hot(labels, self.classes).to(projected)], dim=1))
+        return verdict.squeeze(1)
+
+
+def discriminator_loss(on_reference: Tensor, on_features: Tensor) -> Tensor:
+    """L_adv_d: D is to say 1 of the reference and 0 of the features, in least squares; verdicts `(B,)`."""
+    return ((1 - on_reference).square() + on_features.square()).mean()
+
+
+def extractor_loss(on_features: Tensor) -> Tensor:
+    """L_adv_f: the features are to pass for the reference."""
+    return (1 - on_features).square().mean()
+
+
+def generator_loss(on_reference: Tensor) -> Tensor:
+    """L_adv_g: the reference is to pass for features, so that it moves to where all sites are."""
+    return on_reference.square().mean()
+
+
+@dataclass(frozen=True)
+class State:
+    model: Weights
+    generator: Weights
+
+
+@dataclass(frozen=True)
+class Trained(Release):
+    model: Weights
+    generator: Weights
+    samples: Count
+    loss: Metric
+    discriminator_loss: Metric
+    summed = frozenset({"model", "generator"})
+
+
+def play(
+    net: Network,
+    generator: Generator,
+    discriminator: Discriminator,
+    discriminator_sgd: torch.optim.Optimizer,
+    batch: LabelledBatch,
+    noise: Tensor,
+    hyper: Hyper,
+) -> tuple[Tensor, Tensor]:
+    """One batch of the game: a step of D, then the loss of F, C and G, (1 - w) L_err + w L_adv_f + L_adv_g, and D's.
+
+    F and C get no gradient of L_adv_g, G none of the rest, and D none at all but of its own loss.
+    """
+    features, reference = net.features(batch.x), generator(noise, batch.y)
+    d_loss = discriminator_loss(discriminator(reference.detach(), batch.y), discriminator(features.detach(), batch.y))
+    discriminator_sgd.zero_grad(set_to_none=True)
+    d_loss.backward()
+    discriminator_sgd.step()
+    discriminator.requires_grad_(False)
+    error = cross_entropy(net.scores(features, ()), batch.y, smoothing=hyper.smoothing)
+    f_loss = (1 - hyper.adversarial) * error + hyper.adversarial * extractor_loss(discriminator(features, batch.y))
+    g_loss = generator_loss(discriminator(reference, batch.y))
+    discriminator.requires_grad_(True)
+    return f_loss + g_loss, d_loss.detach()
+
+
+@step
+def train(site: Labelled, model: Weights, generator: Weights, rng: Rng) -> Trained:
+    """A site's round: first classification alone, then the adversarial game. The discriminator stays at the site."""
+    hyper, training = site.hyper(Hyper), site.plan.training
+    net = plain_network(site.plan)
+    with_weights(net, model, site.device).train()
+    features = net.backbone.out_features
+    maker = Generator(features, len(site.plan.model.classes), hyper)
+    with_weights(maker, generator, site.device)
+    judge = _own_discriminator(site, features, hyper, rng)
+    adversary_lr = hyper.adversary_lr * site.lr
+    optimizer, judge_sgd = sgd(net.parameters(), site), sgd(judge.parameters(), site)
+    optimizer.add_param_group({"params": list(maker.parameters()), "lr": adversary_lr})
+    judge_sgd.param_groups[0]["lr"] = adversary_lr
+    draws = rng.child("noise").torch()
+
+    def alone(batch: LabelledBatch) -> Tensor:
+        return cross_entropy(net(batch.x), batch.y, smoothing=hyper.smoothing)  # L_err
+
+    def game(batch: LabelledBatch) -> Tensor:
+        noise = torch.rand(len(batch.x), maker.noise, generator=draws).to(site.device)
+        loss, d_loss = play(net, maker, judge, judge_sgd, batch, noise, hyper)
+        judge_losses.append(d_loss.cpu())
+        return loss
+
+    judge_losses: list[Tensor] = []
+    for name, share, loss_of in (("alone", hyper.warmup, alone), ("game", 1 - hyper.warmup, game)):
+        epochs = share * training.local_epochs
+        batches = site.train.batches(training.batch_size, rng.child(name), epochs, augmentation(site.plan))
+        loss = train_batches(batches, loss_of, optimizer, training.precision)
+    site.store.save(DISCRIMINATOR, weights_of(judge), site.round)
+    return Trained(
+        model=weights_of(net),
+        generator=weights_of(maker),
+        samples=len(site.train),
+        loss=loss,
+        discriminator_loss=float(torch.stack(judge_losses).mean()) if judge_losses else 0.0,
+    )
+
+
+class FedADG:
+    """The coordinator averages F, C and G; every discriminator stays at its site."""
+
+    hyper_type: ClassVar[type[Hyper]] = Hyper
+    state_type: ClassVar[type[State]] = State
+    steps: ClassVar[tuple[Step[Any], ...]] = (train,)
+
+    def __init__(self, hyper: Hyper) -> None:
+        self.hyper = hyper
+
+    def init(self, base: Network, fed: Federation) -> State:
+        with seeded_init(fed.rng("generator").seed()):
+            generator = Generator(base.backbone.out_features, len(fed.plan.model.classes), self.hyper)
+        return State(weights_of(base), weights_of(generator))
+
+    def round(self, state: State, fed: Federation) -> State:
+        replies = fed.ask(fed.labelled, train, model=state.model, generator=state.generator)
+        for site, trained in replies:
+            fed.note("train_loss", trained.loss, site)
+            fed.note("discriminator_loss", trained.discriminator_loss, site)
+        # Every site counts the same, however much data it has.
+        return State(
+            weighted_mean((trained.model, 1.0) for _, trained in replies),
+            weighted_mean((trained.generator, 1.0) for _, trained in replies),
+        )
+
+    def models(self, state: State) -> Mapping[str, Weights]:
+        return {SHARED: state.model}
+
+    @staticmethod
+    def network(plan: Plan) -> nn.Module:
+        return plain_network(plan)
+
+
+def _share(features: int, share: float) -> int:
+    return max(1, round(share * features))
+
+
+def _own_discriminator(site: Labelled, features: int, hyper: Hyper, rng: Rng) -> Discriminator:
+    """The site's discriminator as it was after its last round, or a new one."""
+    with seeded_init(rng.child(DISCRIMINATOR).seed()):
+        discriminator = Discriminator(features, len(site.plan.model.classes), hyper)
+    kept = site.store.load(DISCRIMINATOR)
+    if kept is not None:
+        discriminator.load_state_dict(kept)
+    return discriminator.to(site.device)
+
+
+FEDADG = About(
+    "fedadg",
+    ("generalize",),
+    "Zhang et al., 2021",
+    tasks=("classification",),
+    defaults={"momentum": 0.9, "weight_decay": 1e-5},
+)

@@ -1,0 +1,210 @@
+"""FedDG with ELCFS: sites lend each other the look of their images and train as if it could change at any time.
+
+Q. Liu, C. Chen, J. Qin, Q. Dou, P.-A. Heng: FedDG: Federated Domain Generalization on Medical Image Segmentation via
+Episodic Learning in Continuous Frequency Space. CVPR 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedshift.data.batches import LabelledBatch
+from fedshift.errors import InputError, SiteError
+from fedshift.federation.federation import Federation
+from fedshift.federation.kinds import Count, Metric, Release, Spectra, Weights
+from fedshift.federation.plan import Plan
+from fedshift.federation.site import Labelled
+from fedshift.federation.step import Step, step
+from fedshift.functional.averaging import weighted_mean
+from fedshift.functional.losses import cross_entropy
+from fedshift.functional.spectrum import interpolate_low_amplitudes, low_amplitudes, window_radius
+from fedshift.methods.base import SHARED, About
+from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
+from fedshift.nn.network import Network
+from fedshift.rng import Rng
+
+AMPLITUDES = "amplitudes"
+
+
+@dataclass(frozen=True)
+class Hyper:
+    bank: int = 64
+    """How many images of each site lend their low-frequency amplitudes to the other sites."""
+    alpha: float = 0.01
+    """Side of the low-frequency window: this share of the shorter image side on either side of frequency 0."""
+    meta_step: float = 1e-3
+    """Length of the inner gradient step on a site's own images."""
+    first_order: bool = False
+    """Take the inner step's gradient as a constant: faster, no second derivatives."""
+
+    def __post_init__(self) -> None:
+        if self.bank < 2:
+            raise ValueError("bank must be at least 2")
+        if not 0 <= self.alpha < 0.5:
+            raise ValueError("alpha must be at least 0 and below 0.5")
+        if self.meta_step < 0:
+            raise ValueError("meta_step must not be negative")
+
+
+@dataclass(frozen=True)
+class State:
+    """`spectra`: what each site lent. `delivered`: the sites that have the others', with the round of their answer."""
+
+    model: Weights
+    spectra: Mapping[str, Tensor]
+    delivered: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Lent(Release):
+    spectra: Spectra
+
+
+@dataclass(frozen=True)
+class Trained(Release):
+    model: Weights
+    samples: Count
+    loss: Metric
+    summed = frozenset({"model"})
+
+
+@step
+def lend_spectra(site: Labelled, rng: Rng) -> Lent:
+    """The site's part of the distribution bank.
+
+    DIFFERS: the paper's bank holds the whole amplitude spectrum of every image. Only the window that interpolation
+    uses leaves a site, and only of `bank` images, because phases and fine amplitudes would give images away.
+    """
+    hyper = site.hyper(Hyper)
+    images = next(site.train.batches(hyper.bank, rng)).x
+    low = low_amplitudes(images, _radius(site.plan, hyper))
+    # A small site repeats itself, so that all lend equally many and choosing one is choosing a site first.
+    return Lent(spectra={AMPLITUDES: low[torch.arange(hyper.bank) % len(low)]})
+
+
+@step
+def train(site: Labelled, model: Weights, others: Tensor | None, rng: Rng) -> Trained:
+    """Local episodic learning. `others` are the other sites' spectra `(n, 3, w, w)`, None where it has them."""
+    hyper, training = site.hyper(Hyper), site.plan.training
+    bank = _kept_spectra(site, others).to(site.device)
+    net = with_weights(plain_network(site.plan), model, site.device).train()
+    generator = rng.child("spectra").torch()
+
+    def loss_of(batch: LabelledBatch) -> Tensor:
+        moved = other_looks(batch.x, bank, generator)
+        return episode_loss(net, batch.x, moved, batch.y, hyper.meta_step, first_order=hyper.first_order)
+
+    batches = site.train.batches(training.batch_size, rng, training.local_epochs, augmentation(site.plan))
+    loss = train_batches(batches, loss_of, sgd(net.parameters(), site), training.precision)
+    return Trained(model=weights_of(net), samples=len(site.train), loss=loss)
+
+
+def other_looks(images: Tensor, bank: Tensor, generator: torch.Generator) -> Tensor:
+    """Continuous frequency space interpolation: each image `(B, 3, H, W)` moved a random way towards a random entry of
+    the bank `(n, 3, w, w)`. With an empty bank the images stay as they are."""
+    if len(bank) == 0:
+        return images
+    chosen = torch.randint(len(bank), (len(images),), generator=generator)
+    ratio = torch.rand(len(images), generator=generator)  # lambda ~ U(0, 1), one for each image
+    moved = interpolate_low_amplitudes(images, bank[chosen.to(bank.device)], ratio.to(images.device))
+    return moved.clamp(0, 1)
+
+
+def episode_loss(
+    net: nn.Module, own: Tensor, moved: Tensor, labels: Tensor, meta_step: float, *, first_order: bool
+) -> Tensor:
+    """Loss on a site's own images (meta-train) plus the loss on moved ones after a step on the own (meta-test).
+
+    DIFFERS: without the boundary term, and cross-entropy in place of the Dice loss, for images and pixels alike.
+    """
+    weights = dict(net.named_parameters())
+    meta_train = cross_entropy(net(own), labels)
+    gradients = torch.autograd.grad(meta_train, list(weights.values()), retain_graph=True, create_graph=not first_order)
+    # The inner update, theta' = theta - beta grad L(x; theta).
+    stepped = {
+        name: weight - meta_step * gradient for (name, weight), gradient in zip(weights.items(), gradients, strict=True)
+    }
+    meta_test = cross_entropy(functional_call(net, stepped, (moved,)), labels)
+    # The local objective, argmin over theta of L(x; theta) + L(t; theta').
+    return meta_train + meta_test
+
+
+class FedDG:
+    """Spectra are exchanged once, in round 1; after that it is FedAvg over episodic learning."""
+
+    hyper_type: ClassVar[type[Hyper]] = Hyper
+    state_type: ClassVar[type[State]] = State
+    steps: ClassVar[tuple[Step[Any], ...]] = (lend_spectra, train)
+
+    def __init__(self, hyper: Hyper) -> None:
+        self.hyper = hyper
+
+    def init(self, base: Network, fed: Federation) -> State:
+        if len(fed.plan.model.input_shape) != 3:
+            raise InputError("method-needs", "feddg works on the spectra of images; table rows have none: use fedavg")
+        return State(weights_of(base), {}, {})
+
+    def round(self, state: State, fed: Federation) -> State:
+        spectra = state.spectra if state.delivered else self._collect(fed)
+        # Whoever did not answer last time may have missed the spectra: it is sent them again.
+        missed = [site for site in fed.labelled if site not in state.delivered]
+        each = {site: {"others": _of_others(spectra, site, self._template(fed.plan))} for site in missed}
+        replies = fed.ask(fed.labelled, train, each=each, model=state.model, others=None)
+        for site, trained in replies:
+            fed.note("train_loss", trained.loss, site)
+        model = weighted_mean((trained.model, trained.samples) for _, trained in replies)
+        return State(model, spectra, {site: fed.round for site, _ in replies})
+
+    def _collect(self, fed: Federation) -> Mapping[str, Tensor]:
+        lent = fed.ask(fed.labelled, lend_spectra, expect={"spectra": {AMPLITUDES: self._template(fed.plan)}})
+        return {site: release.spectra[AMPLITUDES] for site, release in lent}
+
+    def _template(self, plan: Plan) -> Tensor:
+        side = 2 * _radius(plan, self.hyper) + 1
+        return torch.zeros(self.hyper.bank, 3, side, side)
+
+    def models(self, state: State) -> Mapping[str, Weights]:
+        return {SHARED: state.model}
+
+    @staticmethod
+    def network(plan: Plan) -> nn.Module:
+        return plain_network(plan)
+
+
+def _radius(plan: Plan, hyper: Hyper) -> int:
+    _, height, width = plan.model.input_shape
+    return window_radius(height, width, hyper.alpha)
+
+
+def _of_others(spectra: Mapping[str, Tensor], site: str, template: Tensor) -> Tensor:
+    """What the other sites lent, without saying who lent what; nothing, `(0, 3, w, w)`, if nobody did."""
+    return torch.cat([template[:0], *(spectra[name] for name in sorted(spectra) if name != site)])
+
+
+def _kept_spectra(site: Labelled, others: Tensor | None) -> Tensor:
+    """The other sites' spectra: what was sent now, kept for later rounds, or what was kept before."""
+    if others is not None:
+        site.store.save("spectra", {AMPLITUDES: others}, site.round)
+        return others
+    kept = site.store.load("spectra")
+    if kept is None:
+        raise SiteError(
+            "site-failed", f"site {site.name!r} lost the spectra it was sent; it gets them again next round"
+        )
+    found: Tensor = kept[AMPLITUDES]
+    return found
+
+
+FEDDG = About(
+    "feddg",
+    ("generalize",),
+    "Liu et al., CVPR 2021",
+    "images; sites lend each other low-frequency amplitudes of some of them",
+    defaults={"local_epochs": 1.0},
+)

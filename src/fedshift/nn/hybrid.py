@@ -1,0 +1,227 @@
+"""Hybrid batch-instance normalisation, its relatives, and putting them into a backbone.
+
+HBIN: Guile Wu and Shaogang Gong, "Collaborative Optimization and Aggregation for Decentralized Domain Generalization
+and Adaptation", ICCV 2021, Eq. (2)-(4). SwitchNorm: Ping Luo et al., ICLR 2019. IBN: Xingang Pan et al., "Two at Once:
+Enhancing Learning and Generalization Capacities via IBN-Net", ECCV 2018.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.errors import InputError
+from fedshift.functional.norms import batch_moments, layer_moments, moments, normalise
+from fedshift.nn.efficientnet import MBConv
+from fedshift.nn.mobilenet import InvertedResidual
+from fedshift.nn.network import Backbone
+from fedshift.nn.resnet import BasicBlock, Bottleneck
+
+Variant = Literal["hbin", "bn", "in", "ibn-a", "ibn-b", "switch"]
+Where = Literal["auto", "all", "first-stage", "after-every-conv"]
+
+_RESIDUAL = (BasicBlock, Bottleneck, InvertedResidual, MBConv)
+_ENDS_LINEAR = (InvertedResidual, MBConv)
+
+
+class HybridNorm(nn.Module):
+    """A learned mixture of batch and instance statistics, in training and in evaluation; with `with_layer` of layer
+    statistics too, which makes it SwitchNorm. Maps `(B, E, H, W)` or vectors `(B, E)` to their own shape.
+
+    `mean_logits` and `var_logits` are the paper's lambda and lambda', in the order batch, instance, layer. In
+    evaluation the batch part uses running statistics, kept as BatchNorm keeps them; the others are the sample's own.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1, with_layer: bool = False) -> None:
+        super().__init__()
+        self.eps, self.momentum, self.with_layer = eps, momentum, with_layer
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.mean_logits = nn.Parameter(torch.ones(3 if with_layer else 2))
+        self.var_logits = nn.Parameter(torch.ones(3 if with_layer else 2))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+        self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x if x.dtype == torch.float64 else x.float()  # statistics in bfloat16 would be too coarse
+        own_mean, own_var = moments(h)
+        if self.training:
+            mean, var = batch_moments(own_mean, own_var)  # Eq. (3)
+            self._track(mean.detach(), var.detach(), count=h.numel() // h.shape[1])
+        else:
+            mean, var = self.running_mean, self.running_var
+        means, variances = [mean, own_mean], [var, own_var]
+        if self.with_layer:
+            layer_mean, layer_var = layer_moments(own_mean, own_var)
+            means.append(layer_mean)
+            variances.append(layer_var)
+        mixed_mean = _mix(self.mean_logits, means)
+        mixed_var = _mix(self.var_logits, variances)
+        return normalise(h, mixed_mean, mixed_var, self.weight, self.bias, self.eps).to(x.dtype)  # Eq. (2)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, var: Tensor, count: int) -> None:
+        """Move the running statistics towards a batch's, whose channels have `count` values each."""
+        self.num_batches_tracked += 1
+        self.running_mean.lerp_(mean, self.momentum)
+        self.running_var.lerp_(var * (count / max(count - 1, 1)), self.momentum)  # unbiased, as BatchNorm has it
+
+
+def _mix(logits: Tensor, statistics: list[Tensor]) -> Tensor:
+    """The sum of `(E,)`, `(B, E)` and maybe `(B, 1)` statistics, each times its ratio, `(B, E)`."""
+    first, *others = logits.softmax(0).unbind()  # Eq. (4)
+    mixed = first * statistics[0]
+    for ratio, statistic in zip(others, statistics[1:], strict=True):
+        mixed = mixed + ratio * statistic
+    return mixed
+
+
+class InstanceNorm(nn.Module):
+    """Each sample's channels by their own statistics, `(B, E, H, W)` to `(B, E, H, W)`.
+
+    A map of one pixel becomes the bias (torch.nn.InstanceNorm2d refuses it).
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x if x.dtype == torch.float64 else x.float()
+        return normalise(h, *moments(h), self.weight, self.bias, self.eps).to(x.dtype)
+
+
+class HalfInstanceNorm(nn.Module):
+    """IBN-a: instance normalisation for the first half of the channels, batch normalisation for the rest."""
+
+    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.first = channels // 2
+        self.instance = InstanceNorm(self.first, eps)
+        self.batch = nn.BatchNorm2d(channels - self.first, eps, momentum)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.instance(x[:, : self.first]), self.batch(x[:, self.first :])], dim=1)
+
+
+def convert_norms(backbone: Backbone, variant: Variant, where: Where = "auto") -> None:
+    """Replace the 2-D batch normalisation of `backbone` by `variant`, in place.
+
+    `all` replaces every one, `first-stage` the first one and those of the first stage, `after-every-conv` every one
+    after giving one to each convolution that has none; `auto` is `all` where there are any, else `after-every-conv`.
+    New layers take over scale, shift, running statistics, eps and momentum of the old, so a pre-trained net stays
+    one. Normalisation of vectors stays: within one sample a single number has nothing to be normalised by.
+
+    `ibn-a` leaves out the last stage and, in nets with residual blocks, all but the first norm of each block. `ibn-b`
+    makes the first norm an instance norm and puts one behind each of the first two stages (`first-stage`: the first).
+    """
+    if where == "after-every-conv" or (where == "auto" and not _norms(backbone)):
+        _insert_norms(backbone)
+    if variant == "bn":
+        return
+    norms = _norms(backbone)
+    if not norms:
+        raise InputError(
+            "method-needs",
+            f"The network ({type(backbone).__name__}) has no 2-D batch normalisation that {variant!r} could replace: "
+            "choose another architecture, norm_where=after-every-conv if it has convolutions, or norm=bn.",
+        )
+    stages = [stage for stage in backbone.stages if any(_is_inside(name, stage) for name in norms)]
+    if where == "first-stage":
+        first = next(iter(norms))
+        norms = {name: norm for name, norm in norms.items() if name == first or _is_inside(name, backbone.stages[0])}
+    if variant == "ibn-b":
+        _convert_to_ibn_b(backbone, norms, stages[:1] if where == "first-stage" else stages[:2])
+    elif variant == "ibn-a":
+        for name in _names_for_ibn_a(backbone, list(norms), stages):
+            _replace(backbone, name, _half_of(norms[name]))
+    else:
+        for name, norm in norms.items():
+            _replace(backbone, name, _instance_of(norm) if variant == "in" else _hybrid_of(norm, variant == "switch"))
+
+
+def _norms(module: nn.Module) -> dict[str, nn.BatchNorm2d]:
+    """By dotted name, in the order in which a forward pass meets them."""
+    return {name: layer for name, layer in module.named_modules() if isinstance(layer, nn.BatchNorm2d)}
+
+
+def _insert_norms(backbone: Backbone) -> None:
+    """Batch normalisation after each convolution that none follows: in our nets it would be the next layer by name."""
+    leaves = [(name, layer) for name, layer in backbone.named_modules() if not list(layer.children())]
+    for (name, layer), (_, following) in pairwise([*leaves, ("", None)]):
+        if isinstance(layer, nn.Conv2d) and not isinstance(following, nn.BatchNorm2d):
+            norm = nn.BatchNorm2d(layer.out_channels)
+            _replace(backbone, name, nn.Sequential(OrderedDict(conv=layer, norm=norm)))
+
+
+def _names_for_ibn_a(backbone: Backbone, names: list[str], stages: list[str]) -> list[str]:
+    """Those of `names` that belong to all stages but the last, of residual blocks the first (Pan et al., sec. 3.2)."""
+    if len(stages) > 1:
+        end = max((place for place, name in enumerate(names) if _is_inside(name, stages[-2])), default=len(names) - 1)
+        names = names[: end + 1]
+    blocks = {name: block for name, block in backbone.named_modules() if isinstance(block, _RESIDUAL)}
+    firsts = {f"{name}.{next(iter(_norms(block)))}" for name, block in blocks.items()}
+    return [name for name in names if name in firsts] if blocks else names
+
+
+def _convert_to_ibn_b(backbone: Backbone, norms: Mapping[str, nn.BatchNorm2d], stages: list[str]) -> None:
+    # DIFFERS: the original normalises the sum inside a stage's last block, before its ReLU; here the instance norm
+    # follows the block, with a ReLU of its own where the block ends in one.
+    behind: dict[str, nn.Module] = {}
+    for name in stages:
+        stage = backbone.get_submodule(name)
+        last = list(_norms(stage).values())[-1]
+        layers: OrderedDict[str, nn.Module] = OrderedDict(stage=stage, norm=InstanceNorm(last.num_features, last.eps))
+        if not isinstance(stage, _ENDS_LINEAR):
+            layers["relu"] = nn.ReLU()
+        behind[name] = nn.Sequential(layers)
+    first, norm = next(iter(norms.items()))
+    _replace(backbone, first, _instance_of(norm))  # before the stage around it gets another name
+    for name, layer in behind.items():
+        _replace(backbone, name, layer)
+
+
+def _replace(backbone: Backbone, name: str, layer: nn.Module) -> None:
+    parent, _, own = name.rpartition(".")
+    setattr(backbone.get_submodule(parent), own, layer.train(backbone.training))
+
+
+def _is_inside(name: str, module: str) -> bool:
+    return name.startswith(f"{module}.")
+
+
+def _hybrid_of(norm: nn.BatchNorm2d, with_layer: bool) -> HybridNorm:
+    new = HybridNorm(norm.num_features, norm.eps, _momentum(norm), with_layer)
+    new.load_state_dict(norm.state_dict(), strict=False)  # all but the logits, which start even
+    return new
+
+
+def _instance_of(norm: nn.BatchNorm2d) -> InstanceNorm:
+    new = InstanceNorm(norm.num_features, norm.eps)
+    new.load_state_dict({"weight": norm.weight, "bias": norm.bias})
+    return new
+
+
+def _half_of(norm: nn.BatchNorm2d) -> HalfInstanceNorm:
+    new = HalfInstanceNorm(norm.num_features, norm.eps, _momentum(norm))
+    state = norm.state_dict()
+    new.instance.load_state_dict({key: state[key][: new.first] for key in ("weight", "bias")})
+    new.batch.load_state_dict({key: value[new.first :] if value.ndim else value for key, value in state.items()})
+    return new
+
+
+def _momentum(norm: nn.BatchNorm2d) -> float:
+    assert norm.momentum is not None, "a cumulative average is in none of our nets"
+    return norm.momentum

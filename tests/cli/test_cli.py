@@ -1,0 +1,193 @@
+"""The commands as users type them. Each runs in this process; exit codes and words are what is checked."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fedshift
+from fedshift import cli
+
+
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `fedshift WORDS`."""
+    monkeypatch.setattr(sys, "argv", ["fedshift", *words])
+    monkeypatch.setenv("COLUMNS", "200")
+    try:
+        cli.main()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> fedshift.Run:
+    out = tmp_path_factory.mktemp("trained") / "run"
+    keys = {"data_dir": tiny_data, "target": "dim", "rounds": 6, "batch_size": 8, "arch": "digits-copa", "workers": 0}
+    return fedshift.fit("fedavg", out=out, policy={"min_samples": 2}, **keys)
+
+
+def test_help_does_not_load_torch() -> None:
+    """What makes --help slow is importing torch; the answer must not need it."""
+    code = "import sys; sys.argv = ['fedshift', '--help']\n"
+    code += "try:\n import fedshift.cli as c; c.main()\nexcept SystemExit: pass\n"
+    code += "print([m for m in ('torch', 'sklearn', 'matplotlib', 'numpy') if m in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.rstrip().endswith("[]") and "train" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["train", "--method", "fedavgg", "--dataset", "digits"], "unknown-name", "Did you mean 'fedavg'"),
+        (["train", "--dataset", "digit"], "unknown-name", "digits"),
+        (["train", "--data-dir", "/nowhere/at/all"], "data-missing", "/nowhere/at/all"),
+        (["train", "--dataset", "digits", "--target", "foto"], "unknown-name", "Did you mean 'photo'"),
+        (["train", "--dataset", "digits", "--target", "photo", "--arch", "vgg"], "unknown-name", "architecture 'vgg'"),
+        (["train", "--dataset", "digits", "--set", "learning_rate=1"], "config-key", "learning_rate"),
+        (["train", "missing.yaml"], "data-missing", "missing.yaml"),
+        (["predict", "no-such-run", "."], "run-missing", "no-such-run"),
+        (["report", "no-such-run"], "run-missing", "no-such-run"),
+        (["privacy", "nothing"], "unknown-name", "nothing"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], code: str, says: str
+) -> None:
+    status, _, errors = call(monkeypatch, capsys, *words)
+    assert status == 2
+    assert f"error [{code}]" in errors and says in errors
+    assert "Traceback" not in errors and len(errors.strip().splitlines()) == 1
+
+
+def test_train_writes_a_run_and_shows_its_table(
+    tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("method: FedAvg\narch: digits-csac\nrounds: 9\npolicy: {min_samples: 2}\nworkers: 0\n")
+    out = tmp_path / "run"
+    words = ["train", str(config), "--data-dir", str(tiny_data), "--target", "dim", "--rounds", "1", "--out", str(out)]
+    status, shown, progress = call(monkeypatch, capsys, *words)
+    assert status == 0 and "dim" in shown and "round 1/1" in progress and "from scratch" in progress
+    assert json.loads((out / "results.json").read_text())["rounds"] == 1
+    status, _, errors = call(monkeypatch, capsys, *words)
+    assert status == 2 and "finished run" in errors
+
+
+@pytest.mark.parametrize(("what", "name"), [("methods", "fedavg"), ("datasets", "digits"), ("archs", "resnet18")])
+def test_list_for_people_and_for_programs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str, name: str
+) -> None:
+    _, text, _ = call(monkeypatch, capsys, "list", what)
+    _, output, _ = call(monkeypatch, capsys, "list", what, "--json")
+    rows = {row["name"]: row for row in json.loads(output)}
+    assert name in text and name in rows
+    if what == "methods":
+        assert {"setting", "paper", "needs"} <= set(rows[name])
+    if what == "datasets":
+        assert rows["digits"]["builtin"] is True and len(rows["digits"]["domains"]) >= 5
+        assert len(rows["digits"]["classes"]) == 10 and rows["pacs"]["builtin"] is False
+
+
+def test_check_data_counts_and_fails_when_a_run_could_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for site in ("north", "south"):
+        for label in ("cat", "dog"):
+            folder = tmp_path / site / label
+            folder.mkdir(parents=True)
+            for number in range(12):
+                pixels = np.full((20, 20, 3), 10 * number + len(site + label), dtype=np.uint8)
+                pixels[number] = 200 if label == "cat" else 90
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    status, shown, _ = call(monkeypatch, capsys, "check-data", str(tmp_path))
+    assert status == 0 and "A run can start." in shown and "north" in shown and "dog" in shown
+    for path in (tmp_path / "south" / "dog").iterdir():
+        path.write_bytes(b"not an image")
+    status, shown, _ = call(monkeypatch, capsys, "check-data", str(tmp_path))
+    assert status == 2 and "A run cannot start." in shown and "south" in shown
+
+
+def test_doctor_finds_this_installation_in_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, shown, _ = call(monkeypatch, capsys, "doctor")
+    assert status == 0 and "torch arithmetic" in shown and "FAIL" not in shown
+
+
+def test_privacy_is_read_from_the_types(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    status, shown, _ = call(monkeypatch, capsys, "privacy", "FedAvg")
+    assert status == 0
+    for word in ("averaging.train", "model", "weights", "samples", "count", "only the sum"):
+        assert word in shown
+
+
+def test_predict_names_classes_and_reports_unreadable_files(
+    trained: fedshift.Run,
+    tiny_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    images = np.load(tiny_data / "amber.npz")["test_images"][:9]
+    folder = tmp_path / "new"
+    (folder / "deeper").mkdir(parents=True)
+    for number, image in enumerate(images):
+        Image.fromarray(image).save(folder / ("deeper" if number % 2 else ".") / f"{number}.png")
+    (folder / "broken.png").write_bytes(b"nothing")
+    out = tmp_path / "predictions.csv"
+    status, shown, _ = call(monkeypatch, capsys, "predict", str(trained.path), str(folder), "--out", str(out))
+    assert status == 0 and "9 predictions" in shown and "1 unreadable" in shown
+    rows = {row["file"]: row for row in csv.DictReader(out.open())}
+    assert rows["broken.png"]["note"].startswith("unreadable") and len(rows) == 10
+    expected = trained.predict(images)
+    names = trained.results["classes"]
+    for number in range(9):
+        row = rows[f"deeper/{number}.png" if number % 2 else f"{number}.png"]
+        assert row["prediction"] == names[expected[number]]
+        assert sum(float(row[f"p_{name}"]) for name in names) == pytest.approx(1, abs=1e-3)
+
+
+def test_the_python_interface_predicts_and_scores(trained: fedshift.Run, tiny_data: Path) -> None:
+    with np.load(tiny_data / "dim.npz") as file:
+        images, labels = file["test_images"], file["test_labels"]
+    shares = trained.predict_proba(images)
+    assert shares.shape == (30, 3) and np.allclose(shares.sum(1), 1, atol=1e-5)
+    assert trained.score(images, labels) == pytest.approx(trained.results["accuracy"]["last"])
+    floats = images.transpose(0, 3, 1, 2).astype(np.float32) / 255
+    assert (trained.predict(floats) == trained.predict(images)).all()
+    assert "dim" in trained.table() and repr(trained).startswith("Run(")
+    chosen = trained.score(images, labels, select="source-val")
+    assert chosen == pytest.approx(trained.results["accuracy"]["source_val"])
+    with pytest.raises(fedshift.errors.InputError, match="takes"):
+        trained.predict(images[:, :8])
+
+
+def test_a_report_of_a_real_run(
+    trained: fedshift.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "report.html"
+    status, _, _ = call(monkeypatch, capsys, "report", str(trained.path), "--out", str(out))
+    page = out.read_text()
+    assert status == 0 and "fedavg" in page and trained.results["model_sha256"][:12] in page and "<svg" in page
+
+
+def test_a_trained_file_is_where_the_next_run_starts(trained: fedshift.Run, tiny_data: Path, tmp_path: Path) -> None:
+    keys = {"data_dir": tiny_data, "target": "dim", "rounds": 1, "arch": "digits-copa", "workers": 0}
+    again = fedshift.fit(
+        "fedavg", weights=str(trained.path / "model.safetensors"), lr=1e-6, policy={"min_samples": 2}, **keys
+    )
+    with np.load(tiny_data / "amber.npz") as file:
+        images = file["test_images"]
+    # One round at a rate near zero leaves what was loaded almost as it was.
+    assert np.abs(again.predict_proba(images) - trained.predict_proba(images)).mean() < 0.1

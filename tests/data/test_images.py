@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import io
+from collections import Counter
+
+import numpy as np
+import pytest
+from datafiles import picture, png_of_declared_size
+from PIL import Image
+
+from fedshift.data.domain import VOID
+from fedshift.data.images import (
+    MaskCode,
+    UnreadableError,
+    common_size,
+    decode_image,
+    decode_mask,
+    decode_mask_values,
+    image_size,
+)
+
+
+def encoded(image: Image.Image, form: str = "PNG", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def test_rgb_comes_back_as_it_was() -> None:
+    pixels = picture(1, 5, 7)
+    data = encoded(Image.fromarray(pixels))
+    assert image_size(data) == (5, 7)
+    np.testing.assert_array_equal(decode_image(data), pixels)
+
+
+def test_grey_becomes_three_equal_channels() -> None:
+    grey = picture(1, 5, 7)[..., 0]
+    np.testing.assert_array_equal(decode_image(encoded(Image.fromarray(grey))), np.repeat(grey[..., None], 3, axis=2))
+
+
+def test_sixteen_bit_grey_keeps_its_high_byte() -> None:
+    values = np.array([[0, 255, 256], [0x1234, 0xFF00, 0xFFFF]], dtype=np.uint16)
+    decoded = decode_image(encoded(Image.fromarray(values)))
+    np.testing.assert_array_equal(decoded[..., 0], [[0, 0, 1], [0x12, 0xFF, 0xFF]])
+
+
+def test_palette_shows_its_colours() -> None:
+    image = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), "P")
+    image.putpalette([10, 20, 30, 40, 50, 60])
+    np.testing.assert_array_equal(decode_image(encoded(image)), [[[10, 20, 30], [40, 50, 60]]])
+
+
+def test_transparency_is_shown_on_white() -> None:
+    rgba = np.array([[[10, 20, 30, 255], [10, 20, 30, 0]]], dtype=np.uint8)
+    np.testing.assert_array_equal(decode_image(encoded(Image.fromarray(rgba))), [[[10, 20, 30], [255, 255, 255]]])
+
+
+def test_photo_is_turned_the_way_the_camera_was_held() -> None:
+    pixels = np.zeros((16, 32, 3), dtype=np.uint8)
+    pixels[:, :16] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6  # To be shown turned clockwise by 90 degrees.
+    data = encoded(Image.fromarray(pixels), "JPEG", quality=100, exif=exif)
+    assert image_size(data) == (32, 16)
+    decoded = decode_image(data)
+    assert decoded.shape == (32, 16, 3)
+    assert decoded[:16].min() > 250
+    assert decoded[16:].max() < 5
+
+
+def test_cropping_keeps_the_centre_and_stretching_keeps_everything() -> None:
+    pixels = np.zeros((4, 12, 3), dtype=np.uint8)
+    pixels[:, 4:8] = 255
+    data = encoded(Image.fromarray(pixels))
+    assert decode_image(data, (4, 4), "crop").min() == 255
+    np.testing.assert_array_equal(decode_image(data, (4, 12), "stretch"), pixels)
+    stretched = decode_image(data, (4, 3), "stretch")
+    assert stretched[0, 1].min() > stretched[0, 0].max()
+
+
+def test_large_photo_is_decoded_small_and_looks_the_same() -> None:
+    ramp = np.linspace(0, 255, 1600).astype(np.uint8)
+    pixels = np.repeat(np.repeat(ramp[None, :, None], 1280, axis=0), 3, axis=2)
+    data = encoded(Image.fromarray(pixels), "JPEG", quality=95)
+    small = decode_image(data, (32, 32), "crop").astype(int)
+    expected = ramp[160:1440].reshape(32, 40).mean(axis=1)
+    assert np.abs(small[16, :, 0] - expected).max() <= 4
+
+
+@pytest.mark.parametrize("form", ["GIF", "BMP", "TIFF", "PPM"])
+def test_only_jpeg_and_png_are_parsed(form: str) -> None:
+    data = encoded(Image.fromarray(picture(1)), form)
+    with pytest.raises(UnreadableError, match="not a JPEG or PNG"):
+        decode_image(data)
+    with pytest.raises(UnreadableError, match="not a JPEG or PNG"):
+        image_size(data)
+
+
+@pytest.mark.parametrize(("width", "height"), [(9000, 9000), (50_000, 50_000), (2**31 - 1, 2**31 - 1)])
+def test_giant_declared_size_is_refused_from_the_header(width: int, height: int) -> None:
+    data = png_of_declared_size(width, height)
+    assert len(data) < 200
+    for look in (image_size, decode_image, decode_mask_values):
+        with pytest.raises(UnreadableError, match=r"megapixels|limit|size"):
+            look(data)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+def test_half_a_file_is_no_image(form: str) -> None:
+    data = encoded(Image.fromarray(picture(1, 64, 64)), form)
+    with pytest.raises(UnreadableError):
+        decode_image(data[: len(data) // 2])
+
+
+def test_every_single_damaged_byte_is_an_image_or_a_reason() -> None:
+    data = encoded(Image.fromarray(picture(1, 6, 6)))
+    for i in range(len(data)):
+        damaged = bytearray(data)
+        damaged[i] ^= 0xFF
+        try:
+            assert decode_image(bytes(damaged)).ndim == 3
+        except UnreadableError as problem:
+            assert str(problem)
+
+
+def test_size_is_kept_when_all_agree_and_are_small() -> None:
+    assert common_size([Counter({(20, 30): 5}), Counter({(20, 30): 2})], None, "crop") == (20, 30)
+    assert common_size([Counter({(300, 300): 5})], None, "crop") == (128, 128)
+
+
+def test_mixed_sizes_take_the_largest_typical_domain_up_to_128() -> None:
+    digits = [Counter({(28, 28): 10}), Counter({(16, 16): 10}), Counter({(32, 32): 9, (500, 500): 1})]
+    assert common_size(digits, None, "crop") == (32, 32)
+    assert common_size([Counter({(600, 800): 3}), Counter({(28, 28): 9})], None, "crop") == (128, 128)
+    assert common_size(digits, 48, "crop") == (48, 48)
+
+
+def test_segmentation_keeps_the_most_common_shape() -> None:
+    sizes = [Counter({(720, 960): 3, (100, 100): 1})]
+    assert common_size(sizes, None, "stretch") == (128, 171)
+    assert common_size(sizes, 90, "stretch") == (90, 120)
+
+
+CODE = MaskCode({0: 0, 1: 1, 2: VOID}, {(9, 8, 7): 1, (0, 0, 0): VOID, (255, 0, 0): 0})
+
+
+def test_mask_ids_become_class_numbers() -> None:
+    ids = np.array([[0, 1], [2, 255]], dtype=np.uint8)
+    np.testing.assert_array_equal(decode_mask(encoded(Image.fromarray(ids)), CODE), [[0, 1], [VOID, VOID]])
+
+
+def test_palette_mask_means_indices_not_colours() -> None:
+    image = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), "P")
+    image.putpalette([200, 0, 0, 0, 200, 0])
+    np.testing.assert_array_equal(decode_mask(encoded(image), CODE), [[0, 1]])
+
+
+def test_colour_mask_is_read_by_its_table_and_refused_without() -> None:
+    data = encoded(Image.fromarray(np.array([[[9, 8, 7], [255, 0, 0]]], dtype=np.uint8)))
+    np.testing.assert_array_equal(decode_mask(data, CODE), [[1, 0]])
+    with pytest.raises(UnreadableError, match="in colour"):
+        decode_mask(data, MaskCode({0: 0}))
+    unknown = encoded(Image.fromarray(np.array([[[9, 8, 7], [255, 0, 1]]], dtype=np.uint8)))
+    with pytest.raises(UnreadableError, match=r"\(255, 0, 1\)"):
+        decode_mask(unknown, CODE)
+
+
+def test_grey_is_a_colour_where_masks_are_in_colour_and_an_id_where_they_are_not() -> None:
+    black = encoded(Image.fromarray(np.zeros((1, 2, 3), dtype=np.uint8)))
+    np.testing.assert_array_equal(decode_mask(black, CODE), [[VOID, VOID]])
+    np.testing.assert_array_equal(decode_mask(black, MaskCode({0: 0})), [[0, 0]])
+
+
+def test_ids_out_of_range_are_named() -> None:
+    with pytest.raises(UnreadableError, match="id 9"):
+        decode_mask(encoded(Image.fromarray(np.array([[0, 9]], dtype=np.uint8))), CODE)
+    with pytest.raises(UnreadableError, match="id 700"):
+        decode_mask(encoded(Image.fromarray(np.array([[0, 700]], dtype=np.uint16))), CODE)
+
+
+def test_resized_masks_hold_no_new_ids() -> None:
+    ids = np.where(np.add.outer(np.arange(50), np.arange(50)) % 7 < 3, 0, 255).astype(np.uint8)
+    resized = decode_mask(encoded(Image.fromarray(ids)), CODE, (17, 23))
+    assert resized.shape == (17, 23)
+    assert set(np.unique(resized)) == {0, VOID}
