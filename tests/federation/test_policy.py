@@ -19,7 +19,7 @@ class Learned(Release):
 
 
 def learned(*values: float) -> Learned:
-    return Learned({"w": torch.tensor(values), "n": torch.tensor(4)}, 20)
+    return Learned({"w": torch.tensor(values, dtype=torch.float32), "n": torch.tensor(4)}, 20)
 
 
 def test_by_default_a_release_leaves_unchanged() -> None:

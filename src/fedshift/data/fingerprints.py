@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from fedshift.data.cache import cache_root
 from fedshift.data.images import MAX_BYTES, Size, UnreadableError, image_size
+from fedshift.errors import InputError
 from fedshift.files import write_atomically
 
 VERSION = 1
@@ -157,5 +158,5 @@ def _load(memory: Path) -> dict[str, list[Any]]:
 
 def _store(memory: Path, known: dict[str, list[Any]]) -> None:
     # Without memory only speed is lost; a cache that cannot be written is reported where arrays are stored.
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(InputError):
         write_atomically(memory, json.dumps(known).encode())
