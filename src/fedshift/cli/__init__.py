@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from fedshift.errors import STOPPED, FedshiftError
+from fedshift.errors import FedshiftError
 
 
 def main() -> None:
@@ -16,6 +16,3 @@ def main() -> None:
     except FedshiftError as error:
         print(f"error [{error.code}]: {error.message}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("stopped; a run that had begun goes on with the same command and --resume", file=sys.stderr)
-        sys.exit(STOPPED)

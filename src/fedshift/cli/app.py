@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from fedshift.errors import STOPPED
+
 app = typer.Typer(
     name="fedshift",
     help="Train models across sites that may not share data and whose data look different.",
@@ -107,7 +109,11 @@ def train(
     values |= {key: value for key, value in flags.items() if value is not None}
     checked = make_config(apply_settings(values, set_ or []))
     folder = out or default_out(checked)
-    results = run(checked, folder, resume=resume, debug=debug, progress=for_terminal())
+    try:
+        results = run(checked, folder, resume=resume, debug=debug, progress=for_terminal())
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; {folder} goes on with the same command and --resume", err=True)
+        raise typer.Exit(STOPPED) from None
     show_results(results, folder)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedshift.errors import InputError, nearest
 from fedshift.federation import handshake
-from fedshift.methods import averaging, csac, evaluation, fedadg, feddg, fedsr
+from fedshift.methods import averaging, copa, csac, ensembles, evaluation, fedadg, feddg, fedsr
 from fedshift.methods.base import About, Entry, Method
 
 __all__ = ["METHODS", "About", "Entry", "Method", "evaluation", "find_about", "find_method", "handshake"]
@@ -23,6 +23,10 @@ METHODS: dict[str, Entry] = {
         Entry(fedsr.FEDCMI, fedsr.FedSR),
         Entry(fedadg.FEDADG, fedadg.FedADG),
         Entry(csac.CSAC, csac.Csac),
+        Entry(copa.COPA, copa.Copa),
+        Entry(ensembles.IND_ENSEMBLE, ensembles.IndEnsemble),
+        Entry(ensembles.IND_PARAMAVG, ensembles.IndParamAvg),
+        Entry(ensembles.SEQUENTIAL, ensembles.InTurn),
     )
 }
 

@@ -1,52 +1,68 @@
 """COPA for domains that nobody has seen: one shared extractor, one classifier a domain.
 
 Guile Wu, Shaogang Gong: Collaborative Optimization and Aggregation for Decentralized Domain Generalization and
-Adaptation. ICCV 2021. Steps 1, 3 and 5 of its Fig. 1; hybrid normalisation is in nn/hybrid.py.
+Adaptation. ICCV 2021. Steps 1, 3 and 5 of its Fig. 1; hybrid normalisation, Eq. (2)-(4), is in nn/hybrid.py.
 """
 
 from __future__ import annotations
 
+import copy
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from fedshift.data.augment import cutout, rand_augment
 from fedshift.data.batches import LabelledBatch
 from fedshift.data.randaugment import MAX_MAGNITUDE
+from fedshift.errors import InputError
+from fedshift.federation import codec
+from fedshift.federation.federation import Federation
 from fedshift.federation.kinds import Metric, Release, Weights
+from fedshift.federation.plan import Plan
 from fedshift.federation.site import Labelled
-from fedshift.federation.step import step
+from fedshift.federation.step import Step, step
+from fedshift.functional.averaging import weighted_mean
+from fedshift.functional.ensembles import equal_shares, inconsistency
 from fedshift.functional.losses import cross_entropy
-from fedshift.methods.local import weights_of
-from fedshift.nn.hybrid import Variant, Where
+from fedshift.functional.noise import add_noise
+from fedshift.methods.base import SHARED, About
+from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of
+from fedshift.nn.ensembles import Ensemble, Rule
+from fedshift.nn.hybrid import Variant, Where, convert_norms
+from fedshift.nn.network import Network
 from fedshift.rng import Rng
 
 PHOTOGRAPH = 40
-"""Images with a longer side (in pixels) are taken for photographs, which also get Cutout."""
+"""Images with a longer side than this, in pixels, are taken for photographs."""
 
 
 @dataclass(frozen=True)
 class Hyper:
-    """`norm`: what stands in for batch normalisation (Fig. 3), and where (nn.hybrid.convert_norms).
-    `collaboration` (Fig. 2): `frozen` classifiers of the other domains (CoFC), `none`, `enlarge` the data by augmented
-    copies, or `consistency` with the other domains' classifiers as in DAEL.
-    `augment`: whether the second copy of a batch is augmented by RandAugment (`ops`, `magnitude`) and Cutout.
-    `iterate`: false trains every site on its own for all rounds and aggregates for scoring only (Table 6).
-    `noise`: standard deviation of Gaussian noise on the aggregated extractor.
-    `predict`: from the mean of the classifiers' probabilities, or of their logits."""
-
     norm: Variant = "hbin"
+    """What replaces batch normalisation (Fig. 3)."""
     norm_where: Where = "auto"
+    """Which layers: see nn.hybrid.convert_norms."""
     collaboration: Literal["frozen", "none", "enlarge", "consistency"] = "frozen"
+    """The other domains' frozen classifiers, nothing, augmented copies for the own classifier, or consistency of the
+    others' with the own (Fig. 2)."""
     augment: bool = True
+    """Whether the others see an augmented copy of the batch (RandAugment, Cutout)."""
     ops: int = 2
+    """RandAugment's operations an image."""
     magnitude: float = 9.0
+    """RandAugment's strength, up to 10."""
     cutout: bool | Literal["auto"] = "auto"
+    """Whether the augmented copy gets Cutout too; auto: on images larger than 40 pixels."""
     iterate: bool = True
+    """False: every site trains on its own to the end and the aggregate is for scoring only (Table 6)."""
     noise: float = 0.0
-    predict: Literal["probabilities", "logits"] = "probabilities"
+    """Standard deviation of Gaussian noise on the aggregated extractor (sec. 3.3)."""
+    predict: Rule = "probabilities"
+    """Whether classifiers are averaged after or before the softmax."""
 
     def __post_init__(self) -> None:
         if self.ops < 1:
@@ -56,19 +72,19 @@ class Hyper:
         if not 0 <= self.noise < float("inf"):
             raise ValueError(f"noise must be 0 or more, not {self.noise}")
         if self.collaboration == "consistency" and not self.iterate:
-            raise ValueError("collaboration=consistency trains all domains' classifiers together: it needs iterate")
+            raise ValueError("collaboration=consistency trains all classifiers together and needs iterate=true")
         if self.collaboration == "enlarge" and not self.augment:
-            raise ValueError("collaboration=enlarge adds augmented copies: it needs augment")
+            raise ValueError("collaboration=enlarge adds augmented copies and needs augment=true")
 
 
 @dataclass(frozen=True)
 class State:
-    """The global model {F_t, {C_i}}. `answered` says whose classifier has been trained at all, `first_head` is what
-    all of them started from; `apart` has each site's own extractor where they are not brought together (`iterate`)."""
+    """The global model {F_t, {C_i}}. `trained` says whose classifier has been trained yet, `first_head` is what all
+    start from; `apart` has each site's extractor where they are not brought together (iterate=false)."""
 
     extractor: Weights
     heads: Mapping[str, Weights]
-    answered: Mapping[str, bool]
+    trained: Mapping[str, bool]
     first_head: Weights
     apart: Mapping[str, Weights]
 
@@ -96,24 +112,25 @@ class TrainedTogether(Release):
 def train(site: Labelled, extractor: Weights, head: Weights, frozen: Mapping[str, Weights], rng: Rng) -> Trained:
     """Trains {F_i, C_i} on Eq. (5); `frozen` are the other domains' classifiers {C'_j}."""
     hyper = site.hyper(Hyper)
-    net = _loaded(site, hyper, extractor, head)
-    others = [_with_weights(net.head, weights).requires_grad_(False) for _, weights in sorted(frozen.items())]
+    net = _loaded(site, extractor)
+    net.head.load_state_dict(dict(head))
+    others = [_frozen_copy(net.head, weights) for _, weights in sorted(frozen.items())]
     judges = [net.head] if hyper.collaboration == "enlarge" else others
-    new_look = _second_look(hyper, site.plan, rng)
+    look_again = _second_look(hyper, site.plan, rng)
 
     def loss_of(batch: LabelledBatch) -> Tensor:
         features = net.features(batch.x)
         loss = cross_entropy(net.head(features), batch.y)  # Eq. (1)
-        # Two passes: in one batch, plain and augmented images would be normalised by common statistics.
-        new = net.features(new_look(batch.x)) if judges and new_look else features
-        return loss + sum_of_losses(judges, new, batch.y)  # Eq. (5)
+        # A pass of its own: in one batch, plain and augmented images would be normalised by common statistics.
+        again = net.features(look_again(batch.x)) if judges and look_again else features
+        return loss + sum_of_losses(judges, again, batch.y)  # Eq. (5)
 
     loss = _optimise(site, net.parameters(), loss_of, rng)
     return Trained(extractor=weights_of(net.backbone), head=weights_of(net.head), loss=loss)
 
 
 def sum_of_losses(heads: Sequence[nn.Module], features: Tensor, labels: Tensor) -> Tensor:
-    """sum_j CE(C'_j(features), labels), Eq. (5). A frozen classifier takes no gradient but hands it on to `features`."""
+    """sum_j CE(C'_j(features), labels). Frozen classifiers take no gradient and hand it on to the features."""
     return sum((cross_entropy(head(features), labels) for head in heads), start=features.new_zeros(()))
 
 
@@ -122,13 +139,12 @@ def train_together(site: Labelled, extractor: Weights, heads: Weights, rng: Rng)
     """Fig. 2, consistency: what the other domains' classifiers say of the augmented copy, on average, is drawn to what
     the site's own says of the plain one; all of them learn (Zhou, Yang, Qiao, Xiang: Domain Adaptive Ensemble
     Learning, TIP 2021)."""
-    hyper = site.hyper(Hyper)
-    net = _loaded(site, hyper, extractor, None)
+    net = _loaded(site, extractor)
     members = nn.ModuleList(copy.deepcopy(net.head) for _ in site.plan.sources)
     members.load_state_dict(dict(heads))
     own = members[site.plan.sources.index(site.name)]
     others = [member for member in members if member is not own]
-    new_look = _second_look(hyper, site.plan, rng)
+    look_again = _second_look(site.hyper(Hyper), site.plan, rng)
 
     def loss_of(batch: LabelledBatch) -> Tensor:
         features = net.features(batch.x)
@@ -136,16 +152,11 @@ def train_together(site: Labelled, extractor: Weights, heads: Weights, rng: Rng)
         loss = cross_entropy(scores, batch.y)
         if not others:
             return loss
-        new = net.features(new_look(batch.x)) if new_look else features
-        return loss + inconsistency(torch.stack([other(new) for other in others]), scores)
+        again = net.features(look_again(batch.x)) if look_again else features
+        return loss + inconsistency(torch.stack([other(again) for other in others]), scores)
 
     loss = _optimise(site, [*net.backbone.parameters(), *members.parameters()], loss_of, rng)
     return TrainedTogether(extractor=weights_of(net.backbone), heads=weights_of(members), loss=loss)
-
-
-def inconsistency(others: Tensor, own: Tensor) -> Tensor:
-    """Mean over samples of ||mean_j softmax(others_j) - softmax(own)||^2, the latter a constant; `(M, B, C)`, `(B, C)`."""
-    return (others.softmax(2).mean(0) - own.softmax(1).detach()).square().sum(1).mean()
 
 
 def converted_network(plan: Plan, hyper: Hyper) -> Network:
@@ -155,30 +166,28 @@ def converted_network(plan: Plan, hyper: Hyper) -> Network:
     return net
 
 
-def _loaded(site: Labelled, hyper: Hyper, extractor: Weights, head: Weights | None) -> Network:
-    net = converted_network(site.plan, hyper)
+def _loaded(site: Labelled, extractor: Weights) -> Network:
+    net = converted_network(site.plan, site.hyper(Hyper))
     net.backbone.load_state_dict(dict(extractor))
-    if head is not None:
-        net.head.load_state_dict(dict(head))
     return net.to(site.device).train()
 
 
-def _with_weights(like: nn.Module, weights: Weights) -> nn.Module:
-    module = copy.deepcopy(like)
-    module.load_state_dict(dict(weights))
-    return module
+def _frozen_copy(head: nn.Module, weights: Weights) -> nn.Module:
+    frozen = copy.deepcopy(head).requires_grad_(False)
+    frozen.load_state_dict(dict(weights))
+    return frozen
 
 
 def _second_look(hyper: Hyper, plan: Plan, rng: Rng) -> Callable[[Tensor], Tensor] | None:
-    """A(x) of Eq. (5): RandAugment, and Cutout on photographs; None where the same features are to be judged."""
+    """A(x) of Eq. (5), or None where all classifiers see the same features."""
     if not hyper.augment:
         return None
     generator = rng.child("second-look").torch()
     is_cut = max(plan.model.input_shape) > PHOTOGRAPH if hyper.cutout == "auto" else hyper.cutout
 
     def augment(x: Tensor) -> Tensor:
-        new = rand_augment(x.cpu(), generator, hyper.ops, hyper.magnitude)
-        return (cutout(new, min(new.shape[2:]) // 2, generator) if is_cut else new).to(x.device)
+        changed = rand_augment(x.cpu(), generator, hyper.ops, hyper.magnitude)
+        return (cutout(changed, min(x.shape[2:]) // 2, generator) if is_cut else changed).to(x.device)
 
     return augment
 
@@ -206,10 +215,8 @@ class Copa:
 
     def init(self, base: Network, fed: Federation) -> State:
         if len(fed.plan.model.input_shape) != 3 and self.hyper.augment and self.hyper.collaboration != "none":
-            raise InputError(
-                "method-needs",
-                "copa augments images, and table rows are none: set copa.augment=false and copa.norm=bn",
-            )
+            message = "copa augments images, and these are table rows: set copa.augment=false and copa.norm=bn"
+            raise InputError("method-needs", message)
         net = copy.deepcopy(base)
         convert_norms(net.backbone, self.hyper.norm, self.hyper.norm_where)
         extractor, head, sites = weights_of(net.backbone), weights_of(net.head), fed.labelled
@@ -219,102 +226,77 @@ class Copa:
     def round(self, state: State, fed: Federation) -> State:
         if len(state.heads) == 1 and self.hyper.collaboration in ("frozen", "consistency"):
             fed.count("copa.no-other-classifiers")
-        if self.hyper.collaboration == "consistency":
-            return self._round_together(state, fed)
-        questions: dict[str, dict[str, Any]] = {
+        return (
+            self._round_together(state, fed) if self.hyper.collaboration == "consistency" else self._round(state, fed)
+        )
+
+    def _round(self, state: State, fed: Federation) -> State:
+        each: dict[str, dict[str, Any]] = {
             site: {"head": head, "frozen": self._frozen(state, site)} for site, head in state.heads.items()
         }
         for site, extractor in state.apart.items():
-            questions[site]["extractor"] = extractor
-        replies = fed.ask(fed.labelled, train, extractor=state.extractor, each=questions)
-        for site, trained in replies:
-            fed.note("train_loss", trained.loss, site)
-        answered = {**state.answered, **dict.fromkeys(replies.answered, True)}
-        apart = {**state.apart, **{site: trained.extractor for site, trained in replies if state.apart}}
-        # Eq. (6) with alpha_i = 1/n over the sites that answered; without iteration over all that ever have.
-        parts = ((apart[s], 1.0) for s in apart if answered[s]) if apart else ((t.extractor, 1.0) for _, t in replies)
-        return State(
-            extractor=with_noise(weighted_mean(parts), self.hyper.noise),
-            heads={**state.heads, **{site: trained.head for site, trained in replies}},
-            answered=answered,
-            first_head=state.first_head,
-            apart=apart,
-        )
+            each[site]["extractor"] = extractor
+        replies = fed.ask(fed.labelled, train, extractor=state.extractor, each=each)
+        for site, reply in replies:
+            fed.note("train_loss", reply.loss, site)
+        trained = {**state.trained, **dict.fromkeys(replies.answered, True)}
+        apart = {**state.apart, **{site: reply.extractor for site, reply in replies}} if state.apart else {}
+        latest = (reply.extractor for _, reply in replies)
+        extractors = [apart[site] for site in sorted(apart) if trained[site]] if apart else latest
+        heads = {**state.heads, **{site: reply.head for site, reply in replies}}
+        return State(self._aggregate(extractors), heads, trained, state.first_head, apart)
 
     def _frozen(self, state: State, site: str) -> dict[str, Weights]:
-        """{C'_j}, j != i, as last broadcast: at first, and for ever without iteration, the common initial one. Later a
-        site that never answered is left out: nothing can be learned from an untrained classifier."""
+        """{C'_j}, j != i, as last broadcast: before anyone has trained, and without iteration for good, what all start
+        from. A site that never answered is left out later: an untrained classifier has nothing to say."""
         if self.hyper.collaboration != "frozen":
             return {}
         others = [other for other in state.heads if other != site]
-        if not self.hyper.iterate or not any(state.answered.values()):
+        if not self.hyper.iterate or not any(state.trained.values()):
             return dict.fromkeys(others, state.first_head)
-        return {other: state.heads[other] for other in others if state.answered[other]}
+        return {other: state.heads[other] for other in others if state.trained[other]}
+
+    def _aggregate(self, extractors: Iterable[Weights]) -> dict[str, Tensor]:
+        mean = weighted_mean((extractor, 1.0) for extractor in extractors)  # Eq. (6), alpha_i = 1/n
+        if self.hyper.noise == 0:
+            return mean
+        # Never from the run's seed: the noise is against the sites and whoever gets the model file, all of whom know
+        # the seed and could subtract it again. The price is that such a run cannot be repeated bit for bit.
+        return add_noise(mean, self.hyper.noise, torch.Generator().manual_seed(secrets.randbits(63)))
 
     def _round_together(self, state: State, fed: Federation) -> State:
         sites = sorted(state.heads)
         heads = _numbered([state.heads[site] for site in sites])
         replies = fed.ask(fed.labelled, train_together, extractor=state.extractor, heads=heads)
-        for site, trained in replies:
-            fed.note("train_loss", trained.loss, site)
-        mean = weighted_mean((trained.heads, 1.0) for _, trained in replies)
+        for site, reply in replies:
+            fed.note("train_loss", reply.loss, site)
+        mean = weighted_mean((reply.heads, 1.0) for _, reply in replies)
         return State(
-            extractor=with_noise(weighted_mean((t.extractor, 1.0) for _, t in replies), self.hyper.noise),
-            heads={s: {key: mean[f"{n}.{key}"] for key in state.first_head} for n, s in enumerate(sites)},
-            answered={**state.answered, **dict.fromkeys(replies.answered, True)},
+            extractor=self._aggregate(reply.extractor for _, reply in replies),
+            heads={s: {key: mean[f"{number}.{key}"] for key in state.first_head} for number, s in enumerate(sites)},
+            trained={**state.trained, **dict.fromkeys(replies.answered, True)},
             first_head=state.first_head,
             apart={},
         )
 
     def models(self, state: State) -> Mapping[str, Weights]:
         sites = sorted(state.heads)  # the order of plan.sources
-        model = {f"backbone.{key}": value for key, value in state.extractor.items()}
         heads = _numbered([state.heads[site] for site in sites])
-        model |= {f"head.members.{key}": value for key, value in heads.items()}
-        return {SHARED: model | {"head.shares": equal_shares([state.answered[site] for site in sites])}}
+        backbone = {f"backbone.{key}": value for key, value in state.extractor.items()}
+        members = {f"head.members.{key}": value for key, value in heads.items()}
+        shares = equal_shares([state.trained[site] for site in sites])
+        return {SHARED: backbone | members | {"head.shares": shares}}
 
     @staticmethod
     def network(plan: Plan) -> nn.Module:
         hyper = codec.restore(Hyper, dict(plan.hyper))
         net = converted_network(plan, hyper)
-        net.head = HeadEnsemble(net.head, len(plan.sources), hyper.predict)
+        net.head = Ensemble(net.head, len(plan.sources), hyper.predict)  # Eq. (7)
         return net
 
 
-class HeadEnsemble(nn.Module):
-    """All domains' classifiers as one: features `(B, F)` to scores `(B, classes)` whose softmax is the prediction."""
-
-    shares: Tensor
-
-    def __init__(self, head: nn.Module, members: int, predict: str) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(copy.deepcopy(head) for _ in range(members))
-        self.register_buffer("shares", equal_shares([True] * members))
-        self.combine = mean_probability if predict == "probabilities" else mean_score
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.combine(torch.stack([member(features) for member in self.members]), self.shares)  # Eq. (7)
-
-
-def with_noise(weights: Weights, deviation: float) -> dict[str, Tensor]:
-    """Gaussian noise on all floating tensors (sec. 3.3); variances stay at least 0."""
-    if deviation == 0:
-        return dict(weights)
-    # Never from the run's seed: every site knows it, and so does whoever gets the model file. They are the ones the
-    # noise is against, and could subtract it. The price: a run with noise cannot be repeated bit for bit.
-    generator = torch.Generator().manual_seed(secrets.randbits(63))
-    noisy: dict[str, Tensor] = {}
-    for key, value in weights.items():
-        if not value.is_floating_point():
-            noisy[key] = value
-            continue
-        blurred = value + deviation * torch.randn(value.shape, generator=generator, dtype=value.dtype)
-        noisy[key] = blurred.clamp_(min=0) if key.endswith("running_var") else blurred
-    return noisy
-
-
 def _numbered(heads: Sequence[Weights]) -> dict[str, Tensor]:
-    """Classifiers as the state dict of a module list."""
+    """The state dict of a module list."""
     return {f"{number}.{key}": value for number, head in enumerate(heads) for key, value in head.items()}
 
 
@@ -322,9 +304,9 @@ COPA = About(
     "copa",
     ("generalize",),
     "Wu and Gong, ICCV 2021",
-    "images, and a net with convolutions",
+    "images and a net with convolutions",
     tasks=("classification",),
-    # PACS and Office-Home. The digit recipe differs in rounds and schedule: docs/methods/copa.md.
+    # PACS and Office-Home; lr is the architecture's. The digit recipe's rounds and schedule: docs/methods/copa.md.
     defaults={
         "batch_size": 30,
         "local_epochs": 1.0,

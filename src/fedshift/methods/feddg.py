@@ -40,8 +40,8 @@ class Hyper:
     """Side of the low-frequency window: this share of the shorter image side on either side of frequency 0."""
     meta_step: float = 1e-3
     """Length of the inner gradient step on a site's own images."""
-    first_order: bool = False
-    """Take the inner step's gradient as a constant: faster, no second derivatives."""
+    first_order: bool = True
+    """Take the inner step's gradient as a constant, as the authors' code does; false: second derivatives too."""
 
     def __post_init__(self) -> None:
         if self.bank < 2:

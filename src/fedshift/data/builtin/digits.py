@@ -1,7 +1,9 @@
 """Ten digits in five looks, 32x32 pixels in colour: handwritten, photo, typeset, street, chalk.
 
 Handwriting comes from scikit-learn's digits, photographs from its two sample photos, typefaces from matplotlib.
-Writers, typefaces and pieces of the photos in a test split are in no training split of any domain.
+Writers, typefaces and pieces of the photos in a test split are in no training split of any domain. Within a split
+the domains draw on the same writers (handwritten, photo, chalk) or typefaces (typeset, street), as MNIST and MNIST-M
+do.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def handwritten(split: str, rng: Generator) -> tuple[Floats, Ints]:
 
 def photo(split: str, rng: Generator) -> tuple[Floats, Ints]:
     """Handwriting that inverts a piece of a photograph: |piece - ink|, as Ganin & Lempitsky made MNIST-M
-    ("Unsupervised Domain Adaptation by Backpropagation", ICML 2015, Sec. 4.1)."""
+    ("Unsupervised Domain Adaptation by Backpropagation", ICML 2015)."""
     ink, labels = _written(split, rng)
     return np.abs(_photo_pieces(split, len(labels), rng) - ink[..., None]), labels
 

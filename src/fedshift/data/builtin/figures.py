@@ -167,7 +167,7 @@ def _draw_car(city: City, pictures: Pictures, spot: Spot, rng: Generator) -> Non
 
 
 def add_people(city: City, street: Street, pictures: Pictures, rng: Generator) -> None:
-    """People on the sidewalks, now and then one on the road."""
+    """People on the sidewalks."""
     skins = ((0.9, 0.72, 0.6), (0.55, 0.38, 0.28), (0.75, 0.56, 0.42))
     for number in range(city.people):
         rows = _some(len(street), 0.75, rng)

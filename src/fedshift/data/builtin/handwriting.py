@@ -1,9 +1,9 @@
 """Real handwriting: scikit-learn's digits, 1,797 pictures of 8x8 pixels by thirteen people.
 
-The file does not name its writers, but each filled in the same form: the sequence of labels starts again about
-every 130 pictures, and the pictures of a form follow one another. So a cut between two forms is a cut between
-writers. All data sets use the same cuts: a picture that is in the test split of one domain is in no domain's
-training or validation split.
+The file does not name its writers, but they filled in the same form: the sequence of labels starts again about every
+130 pictures, fourteen times. So the splits are runs of whole forms, and share no writer unless one person's two forms
+lie apart in the file. All data sets use the same cuts: a picture that is in the test split of one domain is in no
+domain's training or validation split.
 """
 
 from __future__ import annotations

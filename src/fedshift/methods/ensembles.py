@@ -1,0 +1,191 @@
+"""Baselines of COPA's Tables 6 and 7: sites that train alone and are joined at the end, and sites that train in turn.
+
+Guile Wu, Shaogang Gong: Collaborative Optimization and Aggregation for Decentralized Domain Generalization and
+Adaptation. ICCV 2021, sec. 4.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import nn
+
+from fedshift.federation.federation import Federation
+from fedshift.federation.kinds import Metric, Release, Weights
+from fedshift.federation.plan import Plan
+from fedshift.federation.site import Labelled
+from fedshift.federation.step import Step, step
+from fedshift.functional.averaging import weighted_mean
+from fedshift.functional.ensembles import equal_shares
+from fedshift.functional.losses import cross_entropy
+from fedshift.methods.base import SHARED, About
+from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
+from fedshift.nn.ensembles import Ensemble
+from fedshift.nn.network import Network
+from fedshift.rng import Rng
+
+
+@dataclass(frozen=True)
+class Trained(Release):
+    """The coordinator needs each site's own model: nothing here could be summed behind its back."""
+
+    model: Weights
+    loss: Metric
+
+
+@step
+def train(site: Labelled, model: Weights, epochs: float, rng: Rng) -> Trained:
+    """`epochs` passes of SGD on cross-entropy."""
+    training = site.plan.training
+    net = with_weights(plain_network(site.plan), model, site.device).train()
+    batches = site.train.batches(training.batch_size, rng, epochs, augmentation(site.plan))
+    optimizer = sgd(net.parameters(), site)
+    loss = train_batches(batches, lambda b: cross_entropy(net(b.x), b.y), optimizer, training.precision)
+    return Trained(model=weights_of(net), loss=loss)
+
+
+# --- Table 7: every site alone, all rounds long -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Nothing beyond the common keys."""
+
+
+@dataclass(frozen=True)
+class StateAlone:
+    """Each site's own model; `trained` says who has ever answered."""
+
+    models: Mapping[str, Weights]
+    trained: Mapping[str, bool]
+
+
+def start_alone(base: Network, fed: Federation) -> StateAlone:
+    weights = weights_of(base)
+    return StateAlone(dict.fromkeys(fed.labelled, weights), dict.fromkeys(fed.labelled, False))
+
+
+def train_alone(state: StateAlone, fed: Federation) -> StateAlone:
+    """One round of every site on its own; who does not answer keeps the model it had."""
+    each = {site: {"model": model} for site, model in state.models.items()}
+    replies = fed.ask(fed.labelled, train, each=each, epochs=fed.plan.training.local_epochs)
+    for site, reply in replies:
+        fed.note("train_loss", reply.loss, site)
+    return StateAlone(
+        {**state.models, **{site: reply.model for site, reply in replies}},
+        {**state.trained, **dict.fromkeys(replies.answered, True)},
+    )
+
+
+class IndEnsemble:
+    """The prediction is the mean of the logits of all sites' models."""
+
+    hyper_type: ClassVar[type[Hyper]] = Hyper
+    state_type: ClassVar[type[StateAlone]] = StateAlone
+    steps: ClassVar[tuple[Step[Any], ...]] = (train,)
+
+    def __init__(self, hyper: Hyper) -> None:
+        self.hyper = hyper
+
+    def init(self, base: Network, fed: Federation) -> StateAlone:
+        return start_alone(base, fed)
+
+    def round(self, state: StateAlone, fed: Federation) -> StateAlone:
+        return train_alone(state, fed)
+
+    def models(self, state: StateAlone) -> Mapping[str, Weights]:
+        sites = sorted(state.models)
+        joined = {
+            f"members.{number}.{key}": value
+            for number, site in enumerate(sites)
+            for key, value in state.models[site].items()
+        }
+        # A model that was never trained has no say.
+        return {SHARED: joined | {"shares": equal_shares([state.trained[site] for site in sites])}}
+
+    @staticmethod
+    def network(plan: Plan) -> nn.Module:
+        return Ensemble(plain_network(plan), len(plan.sources), "logits")
+
+
+class IndParamAvg:
+    """The prediction is that of the mean of all sites' parameters. The same as FedAvg without iteration (Table 6)."""
+
+    hyper_type: ClassVar[type[Hyper]] = Hyper
+    state_type: ClassVar[type[StateAlone]] = StateAlone
+    steps: ClassVar[tuple[Step[Any], ...]] = (train,)
+
+    def __init__(self, hyper: Hyper) -> None:
+        self.hyper = hyper
+
+    def init(self, base: Network, fed: Federation) -> StateAlone:
+        return start_alone(base, fed)
+
+    def round(self, state: StateAlone, fed: Federation) -> StateAlone:
+        return train_alone(state, fed)
+
+    def models(self, state: StateAlone) -> Mapping[str, Weights]:
+        nobody = not any(state.trained.values())
+        members = [model for site, model in sorted(state.models.items()) if state.trained[site] or nobody]
+        return {SHARED: weighted_mean((model, 1.0) for model in members)}
+
+    @staticmethod
+    def network(plan: Plan) -> nn.Module:
+        return plain_network(plan)
+
+
+# --- Table 6: one site after the other ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Turns:
+    visits: Literal["once", "every-round"] = "once"
+    """Whether the model stays at each site for its share of the rounds and never returns, or visits all sites in each
+    round."""
+
+
+@dataclass(frozen=True)
+class StateInTurn:
+    model: Weights
+
+
+class InTurn:
+    """One model goes from site to site, in the order of their names."""
+
+    hyper_type: ClassVar[type[Turns]] = Turns
+    state_type: ClassVar[type[StateInTurn]] = StateInTurn
+    steps: ClassVar[tuple[Step[Any], ...]] = (train,)
+
+    def __init__(self, hyper: Turns) -> None:
+        self.hyper = hyper
+
+    def init(self, base: Network, fed: Federation) -> StateInTurn:
+        return StateInTurn(weights_of(base))
+
+    def round(self, state: StateInTurn, fed: Federation) -> StateInTurn:
+        sites, training = sorted(fed.labelled), fed.plan.training
+        epochs = training.local_epochs
+        if self.hyper.visits == "once":
+            # All of a site's rounds at once, each with the work that the other methods spread over the sites.
+            sites, epochs = [sites[(fed.round - 1) * len(sites) // training.rounds]], epochs * len(sites)
+        model = state.model
+        for site in sites:
+            # A chain has nobody to stand in: if a site does not answer, the run ends here and can be resumed.
+            reply = fed.ask((site,), train, model=model, epochs=epochs, everyone=True)[site]
+            fed.note("train_loss", reply.loss, site)
+            model = reply.model
+        return StateInTurn(model)
+
+    def models(self, state: StateInTurn) -> Mapping[str, Weights]:
+        return {SHARED: state.model}
+
+    @staticmethod
+    def network(plan: Plan) -> nn.Module:
+        return plain_network(plan)
+
+
+IND_ENSEMBLE = About("ind-ensemble", ("generalize",), "baseline: Wu and Gong, ICCV 2021, Table 7")
+IND_PARAMAVG = About("ind-paramavg", ("generalize",), "baseline: Wu and Gong, ICCV 2021, Table 7")
+SEQUENTIAL = About("sequential", ("generalize",), "baseline: Wu and Gong, ICCV 2021, Table 6")

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fedshift.federation import replies as module
+from fedshift.federation.kinds import Count, Release, Weights
+from fedshift.federation.replies import Replies
+from fedshift.federation.site import Labelled
+from fedshift.federation.step import Step
+from fedshift.functional.averaging import weighted_mean
+
+
+@dataclass(frozen=True)
+class Learned(Release):
+    model: Weights
+    samples: Count
+
+
+STEP: Step[Learned] = Step("test.learn", lambda: None, Labelled, Learned, {})
+
+
+def collect(count: int) -> Replies[Learned]:
+    replies = Replies(STEP)
+    for number in reversed(range(count)):
+        replies.add(f"site-{number:03d}", Learned({"w": torch.full((100,), float(number))}, number + 1), 400)
+    return replies
+
+
+def test_answers_come_sorted_by_site_and_as_often_as_asked() -> None:
+    replies = collect(5)
+    assert [site for site, _ in replies] == [f"site-{n:03d}" for n in range(5)] == list(replies.answered)
+    assert [release.samples for _, release in replies] == [1, 2, 3, 4, 5]
+    assert len(list(replies)) == 5 == len(replies)
+
+
+def test_beyond_the_limit_answers_wait_on_disk_and_average_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_memory = weighted_mean((r.model, r.samples) for _, r in collect(50))
+    monkeypatch.setattr(module, "IN_MEMORY_BYTES", 1000)
+    replies = collect(50)
+    assert len(replies._held) == 2 and len(replies._spilled) == 48
+    spilled = weighted_mean((r.model, r.samples) for _, r in replies)
+    assert torch.equal(in_memory["w"], spilled["w"])
+    # sum of n (n + 1) over sum of (n + 1), n = 0 .. 49: 41650 / 1275.
+    assert float(spilled["w"][0]) == pytest.approx(41650 / 1275)
+    assert replies["site-049"].samples == 50
