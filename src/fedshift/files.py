@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and where those that can be made again are kept."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ import tempfile
 from pathlib import Path
 
 from fedshift.errors import InputError
+
+
+def cache_root() -> Path:
+    """`FEDSHIFT_CACHE`, or `~/.cache/fedshift`."""
+    given = os.environ.get("FEDSHIFT_CACHE")
+    return Path(given).expanduser() if given else Path.home() / ".cache" / "fedshift"
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -26,5 +32,5 @@ def write_atomically(path: Path, data: bytes) -> None:
     except OSError as error:
         raise InputError(
             "disk",
-            f"cannot write {path}: {error.strerror or error}. Free some space and start again with --resume.",
+            f"cannot write {path}: {error.strerror or error}. Free some space and try again (a run: with --resume).",
         ) from error

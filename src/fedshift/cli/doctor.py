@@ -72,7 +72,7 @@ def _torchvision() -> Iterator[Finding]:
 
 
 def _cache() -> Iterator[Finding]:
-    from fedshift.data.cache import cache_root
+    from fedshift.files import cache_root
 
     root = cache_root()
     try:

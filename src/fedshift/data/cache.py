@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fedshift.errors import InputError
+from fedshift.files import cache_root
 
 FORMAT = 1
 """Part of every key: raised when what is stored under a key changes its meaning."""
@@ -33,12 +34,6 @@ INDEX = "index.json"
 
 UNFINISHED = "making-"
 DAY = 24 * 60 * 60
-
-
-def cache_root() -> Path:
-    """`FEDSHIFT_CACHE`, or `~/.cache/fedshift`."""
-    given = os.environ.get("FEDSHIFT_CACHE")
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "fedshift"
 
 
 def cached_arrays(key: str, make: Callable[[], Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:

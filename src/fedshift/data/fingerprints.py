@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedshift.data.cache import cache_root
 from fedshift.data.images import MAX_BYTES, Size, UnreadableError, image_size
 from fedshift.errors import InputError
-from fedshift.files import write_atomically
+from fedshift.files import cache_root, write_atomically
 
 VERSION = 1
 SETTLED_NS = 2_000_000_000

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from fedshift.errors import InputError
+from fedshift.files import cache_root
 from fedshift.nn.weights import convert_checkpoint
 
 
@@ -96,11 +96,6 @@ def imagenet_weights(arch: str) -> Path:
     if not converted.is_file():
         convert_checkpoint(_packaged_file(source), source.sha256, converted, source.rename)
     return converted
-
-
-def cache_root() -> Path:
-    """Where downloaded and converted files are kept: `FEDSHIFT_CACHE`, else `~/.cache/fedshift`."""
-    return Path(os.environ.get("FEDSHIFT_CACHE") or Path.home() / ".cache" / "fedshift")
 
 
 def _packaged_file(source: Packaged) -> Path:

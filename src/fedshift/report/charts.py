@@ -115,13 +115,13 @@ def line_chart(title: str, lines: Sequence[Line], unit: Unit, note: str = "") ->
     low, high = padded(values, unit.floor, unit.ceiling)
     x_scale = Scale(min(rounds), max(rounds), 0, WIDTH)
     y_scale = Scale(low, high, HEIGHT, 0)
-    step = step_of(high - low, 4)
+    step = step_of(high - low, 5)
     ends = _ends(drawn, y_scale, unit)
     return Chart(
         title=title,
         note=note,
         x_ticks=tuple((x_scale(x), f"{x:.0f}") for x in ticks(min(rounds), max(rounds), 5, whole=True)),
-        y_ticks=tuple((y_scale(y), unit.tick(y, step)) for y in ticks(low, high, 4)),
+        y_ticks=tuple((y_scale(y), unit.tick(y, step)) for y in ticks(low, high, 5)),
         curves=tuple(_curve(line, stretches, x_scale, y_scale, unit) for line, stretches in drawn),
         ends=ends,
         is_crowded=len(ends) > COLOURS + 2,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fedshift.report.charts import BYTES, COLOURS, PERCENT, PLAIN, Chart, Line, colour, line_chart, site_lines
 from fedshift.report.matrix import Confusion, confusion
-from fedshift.report.overview import BOUND_WORDS
+from fedshift.report.entries import BOUND_WORDS
 from fedshift.report.reading import HEADLINES, LedgerLine, Points, Record, Rules
 from fedshift.report.words import (
     NOTHING,
@@ -228,6 +228,7 @@ def _traffic_chart(record: Record) -> Chart | None:
 
 
 def _times(record: Record) -> list[Share]:
+    """Sites that work side by side add up to more than the wall clock; what the coordinator took is then not known."""
     seconds = record.results.seconds if record.results else {}
     named = (
         ("Wall clock", "total"),
@@ -235,6 +236,7 @@ def _times(record: Record) -> list[Share]:
         ("Coordinator and waiting", "coordinator"),
     )
     known = [(label, value) for label, key in named if (value := seconds.get(key)) is not None]
+    known = [(label, value) for label, value in known if value > 0]
     longest = max((value for _, value in known), default=0.0) or 1.0
     return [Share(label, duration(value), round(100 * value / longest, 1)) for label, value in known]
 

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from fedshift.report.charts import PERCENT, Chart, Line, colour, line_chart, middle
-from fedshift.report.reading import HEADLINES, Points, Record
+from fedshift.report.charts import Chart
+from fedshift.report.curves import score_charts
+from fedshift.report.entries import Entry, entries_of
+from fedshift.report.reading import HEADLINES, Record
 from fedshift.report.words import NOTHING, byte_size, duration, percent, plural
-
-BOUND_WORDS = {
-    "pooled": "all labelled data in one place",
-    "target-labels": "trained with the target's labels",
-}
-
-# Keys in which runs of one method may differ and still be the same experiment on another target or seed.
-_SAME_EXPERIMENT = (
-    *("method", "setting", "seed", "dataset", "data_dir", "home", "target", "targets", "sources"),
-    *("engine", "workers", "deadline"),
-)
 
 
 @dataclass(frozen=True)
@@ -53,39 +43,6 @@ class Cell:
     is_best: bool = False
     run: int | None = None
     """The number of its run in this report, where it is a single one."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A row: one method in one configuration, with all its runs."""
-
-    method: str
-    variant: str
-    style: str
-    bound: str
-    runs: tuple[tuple[int, Record], ...]
-
-    @property
-    def label(self) -> str:
-        return f"{self.method} ({self.variant})" if self.variant else self.method
-
-    @property
-    def records(self) -> list[Record]:
-        return [record for _, record in self.runs]
-
-    @property
-    def bound_words(self) -> str:
-        return BOUND_WORDS.get(self.bound, self.bound)
-
-    @property
-    def unfinished(self) -> str:
-        """`round 3 of 20` for a row with a run that is still going."""
-        open_runs = [record for record in self.records if record.results is None]
-        if not open_runs:
-            return ""
-        if len(self.runs) > 1:
-            return f"{len(open_runs)} of {len(self.runs)} runs not finished"
-        return f"not finished: round {open_runs[0].round} of {open_runs[0].rounds}"
 
 
 @dataclass(frozen=True)
@@ -134,7 +91,7 @@ def compare(runs: Sequence[tuple[int, Record]]) -> list[Comparison]:
 
 
 def _comparison(dataset: str, setting: str, home: str | None, runs: list[tuple[int, Record]]) -> Comparison:
-    entries = _entries(runs)
+    entries = entries_of(runs)
     targets = tuple(dict.fromkeys(target for _, record in runs for target in record.targets))
     rows = _mark_best([_row(entry, targets) for entry in entries])
     finished = [record for _, record in runs if record.results] or [runs[0][1]]
@@ -149,49 +106,9 @@ def _comparison(dataset: str, setting: str, home: str | None, runs: list[tuple[i
         has_mean=has_mean,
         rows=tuple(rows),
         summary=_summary(rows, unit, targets),
-        charts=tuple(_charts(entries, targets, unit)),
+        charts=tuple(score_charts(entries, targets, unit)),
         seeds=len({record.seed for _, record in runs}),
     )
-
-
-def _entries(runs: list[tuple[int, Record]]) -> list[Entry]:
-    """Rows in the order of the runs, bounds below all others."""
-    variants = _variants([record for _, record in runs])
-    grouped: dict[tuple[str, str, str], list[tuple[int, Record]]] = {}
-    for (number, record), variant in zip(runs, variants, strict=True):
-        grouped.setdefault((record.bound, record.method, variant), []).append((number, record))
-    ordered = sorted(grouped, key=lambda key: key[0] != "")
-    return [
-        Entry(method, variant, colour(index) + (" dashed" if bound else ""), bound, tuple(grouped[key]))
-        for index, key in enumerate(ordered)
-        for bound, method, variant in [key]
-    ]
-
-
-def _variants(records: Sequence[Record]) -> list[str]:
-    """For each run, the settings in which runs of its method differ: `lr 0.1, rounds 40`."""
-    settings = [_settings(record) for record in records]
-    labels = []
-    for record, own in zip(records, settings, strict=True):
-        peers = [other for peer, other in zip(records, settings, strict=True) if peer.method == record.method]
-        keys = sorted({key for peer in peers for key in peer})
-        differing = [key for key in keys if len({str(peer.get(key)) for peer in peers}) > 1]
-        labels.append(", ".join(f"{key} {own.get(key)}" for key in differing))
-    return labels
-
-
-def _settings(record: Record) -> dict[str, Any]:
-    """The configuration as flat `a.b` keys, without what names the data, the target or the seed."""
-    flat: dict[str, Any] = {}
-    for key, value in record.config.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{key}.{inner}": item for inner, item in value.items()}
-        elif key not in _SAME_EXPERIMENT:
-            flat[key] = value
-    # Leaving out each domain in turn is one experiment; leaving out other domains altogether is another.
-    named = [*(record.config.get("sources") or ()), *(record.config.get("targets") or ()), record.target]
-    domains = {str(name) for name in named if name}
-    return flat | {"domains": ", ".join(sorted(domains))}
 
 
 def _row(entry: Entry, targets: Sequence[str]) -> Row:
@@ -307,40 +224,3 @@ def _cost(entry: Entry) -> Cost:
         total=duration(mean(r.seconds.get("total") for r in results)),
         sites=duration(mean(r.seconds.get("sites") for r in results)),
     )
-
-
-def mean_validation(record: Record) -> Points:
-    """The mean over sources of the validation score, by round."""
-    return [(s.round, statistics.fmean(s.val.values())) for s in record.history if s.val]
-
-
-def _tip(entry: Entry, record: Record) -> str:
-    where = record.home or record.target
-    return entry.label + (f", {where}" if where else "") + f", seed {record.seed}"
-
-
-def _charts(entries: Sequence[Entry], targets: Sequence[str], unit: str) -> list[Chart]:
-    """The test score on each target, then the mean validation score of the sources."""
-
-    def tested_on(target: str) -> Callable[[Record], Points]:
-        return lambda record: record.series("test").get(target, [])
-
-    charts = [line_chart(t, _lines(entries, tested_on(t)), PERCENT, f"test {unit}, %") for t in targets]
-    charts.append(line_chart("Sources", _lines(entries, mean_validation), PERCENT, f"mean validation {unit}, %"))
-    return [chart for chart in charts if chart]
-
-
-def _lines(entries: Sequence[Entry], points_of: Callable[[Record], Points]) -> list[Line]:
-    """One line a run; where a row has several, they are faint and the mean of the finished ones stands out."""
-    lines = []
-    for entry in entries:
-        drawn = [(record, points) for record in entry.records if (points := points_of(record))]
-        if len(drawn) == 1:
-            [(record, points)] = drawn
-            lines.append(Line(entry.label, points, entry.style, record.chosen, _tip(entry, record)))
-        elif drawn:
-            finished = [points for record, points in drawn if record.results]
-            mean = middle(finished or [points for _, points in drawn], statistics.fmean)
-            lines += [Line(entry.label, points, f"{entry.style} faint", tip=_tip(entry, r)) for r, points in drawn]
-            lines.append(Line(entry.label, mean, entry.style, tip=f"{entry.label}, mean"))
-    return lines

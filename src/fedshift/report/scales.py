@@ -57,7 +57,7 @@ def padded(values: Sequence[float], floor: float = -math.inf, ceiling: float = m
     if high - low < 1e-12:
         room = abs(low) * 0.1 or 0.5
         low, high = low - room, high + room
-    step = step_of(high - low, 4)
+    step = step_of(high - low, 5)
     low = math.floor(low / step + 1e-9) * step
     high = math.ceil(high / step - 1e-9) * step
     return max(low, floor), min(high, ceiling)

@@ -1,0 +1,94 @@
+"""The rows of a comparison: runs of one method in one configuration, over targets and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedshift.report.charts import colour
+from fedshift.report.reading import Record
+
+BOUND_WORDS = {
+    "pooled": "all labelled data in one place",
+    "target-labels": "trained with the target's labels",
+}
+
+# Keys in which runs of one method may differ and still be the same experiment on another target or seed.
+_SAME_EXPERIMENT = (
+    *("method", "setting", "seed", "dataset", "data_dir", "home", "target", "targets", "sources"),
+    *("engine", "workers", "deadline"),
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row: one method in one configuration, with all its runs."""
+
+    method: str
+    variant: str
+    style: str
+    bound: str
+    runs: tuple[tuple[int, Record], ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.method} ({self.variant})" if self.variant else self.method
+
+    @property
+    def records(self) -> list[Record]:
+        return [record for _, record in self.runs]
+
+    @property
+    def bound_words(self) -> str:
+        return BOUND_WORDS.get(self.bound, self.bound)
+
+    @property
+    def unfinished(self) -> str:
+        """`round 3 of 20` for a row with a run that is still going."""
+        open_runs = [record for record in self.records if record.results is None]
+        if not open_runs:
+            return ""
+        if len(self.runs) > 1:
+            return f"{len(open_runs)} of {len(self.runs)} runs not finished"
+        return f"not finished: round {open_runs[0].round} of {open_runs[0].rounds}"
+
+
+def entries_of(runs: list[tuple[int, Record]]) -> list[Entry]:
+    """Rows in the order of the runs, bounds below all others."""
+    variants = _variants([record for _, record in runs])
+    grouped: dict[tuple[str, str, str], list[tuple[int, Record]]] = {}
+    for (number, record), variant in zip(runs, variants, strict=True):
+        grouped.setdefault((record.bound, record.method, variant), []).append((number, record))
+    ordered = sorted(grouped, key=lambda key: key[0] != "")
+    return [
+        Entry(method, variant, colour(index) + (" dashed" if bound else ""), bound, tuple(grouped[key]))
+        for index, key in enumerate(ordered)
+        for bound, method, variant in [key]
+    ]
+
+
+def _variants(records: Sequence[Record]) -> list[str]:
+    """For each run, the settings in which runs of its method differ: `lr 0.1, rounds 40`."""
+    settings = [_settings(record) for record in records]
+    labels = []
+    for record, own in zip(records, settings, strict=True):
+        peers = [other for peer, other in zip(records, settings, strict=True) if peer.method == record.method]
+        keys = sorted({key for peer in peers for key in peer})
+        differing = [key for key in keys if len({str(peer.get(key)) for peer in peers}) > 1]
+        labels.append(", ".join(f"{key} {own.get(key)}" for key in differing))
+    return labels
+
+
+def _settings(record: Record) -> dict[str, Any]:
+    """The configuration as flat `a.b` keys, without what names the data, the target or the seed."""
+    flat: dict[str, Any] = {}
+    for key, value in record.config.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key}.{inner}": item for inner, item in value.items()}
+        elif key not in _SAME_EXPERIMENT:
+            flat[key] = value
+    # Leaving out each domain in turn is one experiment; leaving out other domains altogether is another.
+    named = [*(record.config.get("sources") or ()), *(record.config.get("targets") or ()), record.target]
+    domains = {str(name) for name in named if name}
+    return flat | {"domains": ", ".join(sorted(domains))}
