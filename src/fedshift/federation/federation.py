@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,11 +49,13 @@ class Rules:
 
 @dataclass
 class Traffic:
-    """Measured payload: bytes by direction, and the seconds that sites worked."""
+    """Measured payload: bytes by direction. `site_seconds` adds up the sites' work, `waited` is how long the coordinator
+    had to wait for it, which is less when sites work side by side."""
 
     up: int = 0
     down: int = 0
     site_seconds: float = 0.0
+    waited: float = 0.0
 
 
 @dataclass
@@ -132,9 +135,11 @@ class Federation:
             like = {f: own[f] for f in kinds(step.release) if isinstance(own.get(f), Mapping)}
             expected[site] = like | dict(expect or {})
         replies = Replies(step)
+        asked = time.perf_counter()
         for site, outcome in self._outcomes(list(requests.values())):
             at_home = self.home_host is not None and site == self.home_host.spec.name
             traffic = Traffic() if at_home else self.scoring if step.scores_only else self.learning
+            traffic.waited += time.perf_counter() - asked
             traffic.down += len(requests[site].body)
             if isinstance(outcome, Failure):
                 replies.missing[site] = outcome.reason
@@ -143,6 +148,7 @@ class Federation:
                 traffic.up += len(outcome)
                 self._admit(outcome, requests[site], step, expected[site], replies, traffic)
             self.listen(step.name, site)
+            asked = time.perf_counter()
         self._require_quorum(list(requests.values()), step, replies, everyone)
         return replies
 
