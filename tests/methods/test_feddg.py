@@ -204,3 +204,12 @@ def test_table_rows_are_refused(tiny_data: Path, tmp_path: Path) -> None:
 def test_values_out_of_range_are_refused(key: str, value: float, said: str) -> None:
     with pytest.raises(InputError, match=said):
         make_config({"method": "feddg", "feddg": {key: value}})
+
+
+@pytest.mark.parametrize(("alpha", "side"), [(0.0, 1), (0.01, 3), (0.2, 7)])
+def test_small_images_lend_more_than_their_mean_unless_told_otherwise(
+    tiny_data: Path, tmp_path: Path, alpha: float, side: int
+) -> None:
+    _, _, fed = federation(tiny_data, tmp_path, feddg={"bank": 2, "alpha": alpha})
+    [(_, release)] = fed.ask(["blue"], lend_spectra)
+    assert release.spectra[AMPLITUDES].shape == (2, 3, side, side)

@@ -49,8 +49,8 @@ class Rules:
 
 @dataclass
 class Traffic:
-    """Measured payload: bytes by direction. `site_seconds` adds up the sites' work, `waited` is how long the coordinator
-    had to wait for it, which is less when sites work side by side."""
+    """Measured payload: bytes by direction. `site_seconds` adds up the sites' work, `waited` is how long the
+    coordinator had to wait for it, which is less when sites work side by side."""
 
     up: int = 0
     down: int = 0

@@ -70,7 +70,7 @@ def _from_products(xx: Tensor, yy: Tensor, xy: Tensor, bandwidths: Sequence[floa
         total = _sum(within_x) + _sum(within_y) + 2 * _sum(between)
         # Distances below the rounding error of the products are noise and must not become the unit of length.
         number = torch.finfo(xy.dtype)
-        noise = number.eps * (norms_x.sum(-1) + norms_y.sum(-1)) / samples + number.tiny
+        noise = number.eps * (norms_x.sum(-1) + norms_y.sum(-1)) / samples + number.tiny**0.5
         unit = torch.maximum(total / (samples * (samples - 1)), noise)[..., None, None]
     mean_x, mean_y, mean_between = (
         _kernel(distances / unit, bandwidths).mean((-2, -1)) for distances in (within_x, within_y, between)

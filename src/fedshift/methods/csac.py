@@ -229,8 +229,6 @@ def shown_layers(model: ModelSpec) -> dict[str, str]:
 def _network(site: Labelled, weights: Weights) -> Network:
     net = plain_network(site.plan)
     with_weights(net, weights, site.device)
-    # With the channels last, maps are pooled and projected without being copied, and convolutions are no slower.
-    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return net
 
 

@@ -168,8 +168,11 @@ class InTurn:
         sites, training = sorted(fed.labelled), fed.plan.training
         epochs = training.local_epochs
         if self.hyper.visits == "once":
-            # All of a site's rounds at once, each with the work that the other methods spread over the sites.
-            sites, epochs = [sites[(fed.round - 1) * len(sites) // training.rounds]], epochs * len(sites)
+            # A round goes to the site whose turn it is (with fewer rounds than sites, to several). Rounds are longer,
+            # so that by the end each site has done the work that it does in the other methods.
+            epochs *= min(len(sites), training.rounds)
+            first = (fed.round - 1) * len(sites) // training.rounds
+            sites = sites[first : max(first + 1, fed.round * len(sites) // training.rounds)]
         model = state.model
         for site in sites:
             # A chain has nobody to stand in: if a site does not answer, the run ends here and can be resumed.

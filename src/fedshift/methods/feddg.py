@@ -37,11 +37,12 @@ class Hyper:
     bank: int = 64
     """How many images of each site lend their low-frequency amplitudes to the other sites."""
     alpha: float = 0.01
-    """Side of the low-frequency window: this share of the shorter image side on either side of frequency 0."""
+    """The low-frequency window reaches this share of the shorter image side to either side of frequency 0; 0: the mean
+    alone, otherwise at least one frequency further."""
     meta_step: float = 1e-3
     """Length of the inner gradient step on a site's own images."""
     first_order: bool = True
-    """Take the inner step's gradient as a constant, as the authors' code does; false: second derivatives too."""
+    """Whether the inner step's gradient is taken as constant, as in the authors' code; false: second derivatives."""
 
     def __post_init__(self) -> None:
         if self.bank < 2:
@@ -79,7 +80,7 @@ def lend_spectra(site: Labelled, rng: Rng) -> Lent:
     """The site's part of the distribution bank.
 
     DIFFERS: the paper's bank holds the whole amplitude spectrum of every image. Only the window that interpolation
-    uses leaves a site, and only of `bank` images, because phases and fine amplitudes would give images away.
+    uses leaves a site, and only of `bank` images: the less of single images leaves, the better.
     """
     hyper = site.hyper(Hyper)
     images = next(site.train.batches(hyper.bank, rng)).x
@@ -178,8 +179,9 @@ class FedDG:
 
 
 def _radius(plan: Plan, hyper: Hyper) -> int:
+    """DIFFERS: at least 1, because 0.01 of an image below 100 pixels would be its mean colour and nothing else."""
     _, height, width = plan.model.input_shape
-    return window_radius(height, width, hyper.alpha)
+    return max(1, window_radius(height, width, hyper.alpha)) if hyper.alpha > 0 else 0
 
 
 def _of_others(spectra: Mapping[str, Tensor], site: str, template: Tensor) -> Tensor:

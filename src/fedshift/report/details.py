@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedshift.report.charts import BYTES, COLOURS, PERCENT, PLAIN, Chart, Line, colour, line_chart, site_lines
-from fedshift.report.matrix import Confusion, confusion
 from fedshift.report.entries import BOUND_WORDS
+from fedshift.report.matrix import Confusion, confusion
 from fedshift.report.reading import HEADLINES, LedgerLine, Points, Record, Rules
 from fedshift.report.words import (
     NOTHING,
@@ -77,7 +77,6 @@ class Share:
 class Detail:
     number: int
     record: Record
-    unit: str
     bound_words: str
     tiles: tuple[Tile, ...]
     domains: tuple[Domain, ...]
@@ -88,11 +87,6 @@ class Detail:
     times: tuple[Share, ...]
     ledger: LedgerTable
     counters: tuple[Counted, ...]
-
-    @property
-    def title(self) -> str:
-        where = self.record.home or self.record.target
-        return f"{self.record.method}, {where}" if where else self.record.method
 
 
 def describe(number: int, record: Record) -> Detail:
@@ -106,7 +100,6 @@ def describe(number: int, record: Record) -> Detail:
     return Detail(
         number=number,
         record=record,
-        unit=HEADLINES[record.headline],
         bound_words=BOUND_WORDS.get(record.bound, ""),
         tiles=tuple(_tiles(record)),
         domains=tuple(_domain(record, site, styles[site]) for site in sites),
@@ -145,7 +138,7 @@ def _domain(record: Record, site: str, style: str) -> Domain:
         role=role(record, site),
         style=style,
         sizes=(_size(sizes, "train"), _size(sizes, "val"), _size(sizes, "test")),
-        validation=percent(record.validation.get(site)),
+        validation=percent(record.validation[site]) if site in record.validation else "",
         scores=(percent(rules.last), percent(rules.source_val), percent(rules.oracle)) if rules else None,
     )
 

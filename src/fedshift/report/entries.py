@@ -16,7 +16,7 @@ BOUND_WORDS = {
 
 # Keys in which runs of one method may differ and still be the same experiment on another target or seed.
 _SAME_EXPERIMENT = (
-    *("method", "setting", "seed", "dataset", "data_dir", "home", "target", "targets", "sources"),
+    *("method", "setting", "seed", "dataset", "home", "target", "targets", "sources"),
     *("engine", "workers", "deadline"),
 )
 
@@ -38,6 +38,11 @@ class Entry:
     @property
     def records(self) -> list[Record]:
         return [record for _, record in self.runs]
+
+    @property
+    def counted(self) -> list[Record]:
+        """The runs that numbers are made from: the finished ones, or all while none is."""
+        return [record for record in self.records if record.results] or self.records
 
     @property
     def bound_words(self) -> str:

@@ -48,7 +48,6 @@ class Bar:
     name: str
     text: str
     share: float | None
-    total: str
 
 
 @dataclass(frozen=True)
@@ -128,6 +127,6 @@ def _mistakes(matrix: Matrix, names: list[str]) -> tuple[str, ...]:
 def _bars(matrix: Matrix, names: list[str], task: str) -> list[Bar]:
     scores = class_scores(matrix, task)
     return [
-        Bar(name, percent(score), None if score is None else round(100 * score, 1), compact(sum(row)))
-        for name, score, row in zip(names, scores, matrix, strict=True)
+        Bar(name, percent(score), None if score is None else round(100 * score, 1))
+        for name, score in zip(names, scores, strict=True)
     ]

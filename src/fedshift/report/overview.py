@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -81,6 +82,11 @@ class Comparison:
     charts: tuple[Chart, ...]
     seeds: int
 
+    @property
+    def unit_title(self) -> str:
+        """At the start of a sentence: `Accuracy`, but `mIoU`."""
+        return self.unit.capitalize() if self.unit.islower() else self.unit
+
 
 def compare(runs: Sequence[tuple[int, Record]]) -> list[Comparison]:
     """One comparison for each data set, setting and home among the numbered runs."""
@@ -113,7 +119,7 @@ def _comparison(dataset: str, setting: str, home: str | None, runs: list[tuple[i
 
 def _row(entry: Entry, targets: Sequence[str]) -> Row:
     cells = [_cell(entry, target) for target in targets]
-    validations = [statistics.fmean(r.validation.values()) for r in entry.records if r.validation]
+    validations = [statistics.fmean(r.validation.values()) for r in entry.counted if r.validation]
     if len(targets) > 1:
         cells.insert(0, _mean_cell(entry, targets, cells))
     return Row(entry, tuple(cells), _figure(validations), _cost(entry))
@@ -139,12 +145,12 @@ def _mean_cell(entry: Entry, targets: Sequence[str], cells: Sequence[Cell]) -> C
     With several seeds its spread is that of the seeds' means."""
     if any(cell.last.value is None for cell in cells):
         return Cell()
-    seeds = sorted({record.seed for record in entry.records})
+    seeds = sorted({record.seed for record in entry.counted})
 
     def figure(rule: str) -> Figure:
         means = []
         for seed in seeds:
-            own = [r.scores for r in entry.records if r.seed == seed]
+            own = [r.scores for r in entry.counted if r.seed == seed]
             by_target = [[getattr(s[target], rule) for s in own if target in s] for target in targets]
             if all(by_target):
                 means.append(statistics.fmean(statistics.fmean(values) for values in by_target))
@@ -155,47 +161,58 @@ def _mean_cell(entry: Entry, targets: Sequence[str], cells: Sequence[Cell]) -> C
 
 
 def _figure(values: Sequence[float]) -> Figure:
-    if not values:
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
         return MISSING
-    return Figure(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+    return Figure(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
 
 
 def _mark_best(rows: list[Row]) -> list[Row]:
-    """Marks each column's best last-round score among finished methods that can be deployed; equals share it."""
-    rivals = [row for row in rows if not row.entry.bound]
-    marked = []
-    for row in rows:
-        cells = []
-        for column, cell in enumerate(row.cells):
-            field = [r.cells[column] for r in rivals if not r.cells[column].is_partial]
-            scores = [float(c.last.text) for c in field if c.last.value is not None]
-            is_best = cell in field and row in rivals and len(scores) > 1 and cell.last.text == f"{max(scores):.1f}"
-            cells.append(replace(cell, is_best=is_best))
-        marked.append(replace(row, cells=tuple(cells)))
-    return marked
+    """Marks each column's best last-round score; those that read the same share it. One alone is not the best."""
+    best = {}
+    for column in range(len(rows[0].cells)):
+        rivals = [row.cells[column].last for row in rows if _competes(row, column)]
+        if len(rivals) > 1:
+            best[column] = max(rivals, key=lambda figure: figure.value or 0.0).text
+    return [
+        replace(
+            row,
+            cells=tuple(
+                replace(cell, is_best=_competes(row, column) and cell.last.text == best.get(column))
+                for column, cell in enumerate(row.cells)
+            ),
+        )
+        for row in rows
+    ]
+
+
+def _competes(row: Row, column: int) -> bool:
+    """Bounds and unfinished runs do not."""
+    cell = row.cells[column]
+    return not row.entry.bound and not cell.is_partial and cell.last.value is not None
 
 
 def _summary(rows: Sequence[Row], unit: str, targets: Sequence[str]) -> str:
     """One sentence with the answer, where there is something to compare."""
-
-    def score(row: Row) -> float | None:
-        return None if not row.cells or row.cells[0].is_partial else row.cells[0].last.value
-
-    ranked = sorted(
-        ((value, row) for row in rows if not row.entry.bound and (value := score(row)) is not None),
-        key=lambda pair: -pair[0],
-    )
+    finished = [
+        (value, row)
+        for row in rows
+        for cell in row.cells[:1]
+        if (value := cell.last.value) is not None and not cell.is_partial
+    ]
+    finished.sort(key=lambda pair: -pair[0])
+    ranked = [(value, row) for value, row in finished if not row.entry.bound]
     if len(ranked) < 2:
         return ""
-    (best, winner), (second, runner_up) = ranked[0], ranked[1]
+    (best, winner), (second, runner_up) = ranked[:2]
     where = f"on {targets[0]}" if len(targets) == 1 else f"as the mean over {plural(len(targets), 'target')}"
     text = (
         f"{winner.entry.label} has the highest last-round {unit} {where}: {percent(best)} %,"
         f" {points(best - second)} above {runner_up.entry.label}"
     )
-    bounds = [(value, row) for row in rows if row.entry.bound and (value := score(row)) is not None]
+    bounds = [(value, row) for value, row in finished if row.entry.bound]
     if bounds:
-        top, row = max(bounds, key=lambda pair: pair[0])
+        top, row = bounds[0]
         gap = top - best
         text += f" and {points(abs(gap))} {'below' if gap >= 0 else 'above'} the bound {row.entry.label}"
     return text + "."

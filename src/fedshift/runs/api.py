@@ -1,0 +1,114 @@
+"""The library's front door: `fit` trains, `Run` is what came out of it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from fedshift.errors import InputError
+from fedshift.functional.metrics import confusion_matrix
+from fedshift.methods.evaluation import headline
+from fedshift.runs.config import RunConfig, make_config
+from fedshift.runs.directory import RunDirectory, read_metrics
+from fedshift.runs.execute import run
+from fedshift.runs.model_file import SavedModel, load_model, probabilities
+from fedshift.runs.progress import Progress
+
+Select = Literal["last", "source-val"]
+
+
+class Run:
+    """A finished run: its results, and its models ready to predict."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.directory = RunDirectory(Path(path))
+        if not self.directory.done.exists():
+            raise InputError("run-missing", f"{path} is not a finished run")
+        self.results: dict[str, Any] = json.loads(self.directory.results.read_text())
+
+    @property
+    def path(self) -> Path:
+        return self.directory.path
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One row a number: round, phase, site, name, value."""
+        return read_metrics(self.directory.metrics)[0]
+
+    def model(self, select: Select = "last") -> SavedModel:
+        return load_model(self.directory.model if select == "last" else self.directory.chosen_model)
+
+    def predict_proba(self, x: ArrayLike | Tensor, site: str | None = None, select: Select = "last") -> NDArray[Any]:
+        """Class probabilities `(n, classes)` (segmentation: `(n, classes, h, w)`).
+
+        `x`: images `(n, h, w, 3)` uint8, or `(n, 3, h, w)` float in [0, 1]; or table rows `(n, columns)`.
+        """
+        saved = self.model(select)
+        inputs = as_inputs(x, saved.plan.model.input_shape)
+        return probabilities(saved.network(site), inputs).numpy()
+
+    def predict(self, x: ArrayLike | Tensor, site: str | None = None, select: Select = "last") -> NDArray[Any]:
+        """Class numbers; `run.results["classes"]` has their names."""
+        chosen: NDArray[Any] = self.predict_proba(x, site, select).argmax(1)
+        return chosen
+
+    def score(self, x: ArrayLike | Tensor, y: ArrayLike, site: str | None = None, select: Select = "last") -> float:
+        """Accuracy (segmentation: mean IoU) on labelled inputs, in [0, 1]."""
+        predicted = torch.from_numpy(self.predict(x, site, select))
+        labels = torch.as_tensor(np.asarray(y))
+        return headline(confusion_matrix(predicted, labels, len(self.results["classes"])), self.results["task"])
+
+    def table(self) -> str:
+        """The results per target as text."""
+        rules = ("last", "source_val", "oracle")
+        lines = [f"{'target':<20}" + "".join(f"{rule:>12}" for rule in rules)]
+        for target, scores in self.results["per_target"].items():
+            lines.append(f"{target:<20}" + "".join(f"{100 * scores[rule]:>11.1f}%" for rule in rules))
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, {self.results['method']} on {self.results['dataset']})"
+
+
+def fit(
+    method: str = "fedavg",
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    debug: bool = False,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Run:
+    """Trains and returns the finished run. `settings` are the configuration's keys (`dataset`, `data_dir`, `target`,
+    `rounds`, ...), a method's own as a dictionary under its name. Without `out` the run lives in a temporary folder."""
+    config = make_config({"method": method, **settings})
+    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedshift-")) / "run"
+    run(config, folder, resume=resume, debug=debug, progress=progress)
+    return Run(folder)
+
+
+def default_out(config: RunConfig) -> Path:
+    """runs/METHOD-DATA-TARGET-seedN."""
+    data = config.dataset or (config.data_dir.resolve().name if config.data_dir else "data")
+    where = config.home or config.target or "all"
+    return Path("runs") / f"{config.method}-{data}-{where}-seed{config.seed}".replace("/", "_")
+
+
+def as_inputs(x: ArrayLike | Tensor, input_shape: tuple[int, ...]) -> Tensor:
+    """A user's images or rows as the network takes them."""
+    tensor = x if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
+    if tensor.ndim == 4 and tensor.dtype == torch.uint8 and tensor.shape[-1] == 3:
+        tensor = tensor.permute(0, 3, 1, 2).float() / 255
+    tensor = tensor.float()
+    if tuple(tensor.shape[1:]) != tuple(input_shape):
+        raise InputError(
+            "config-value", f"inputs of shape {tuple(tensor.shape[1:])} given, the model takes {tuple(input_shape)}"
+        )
+    return tensor

@@ -1,0 +1,49 @@
+"""MODEL_CARD.md: what a model is, what it was trained on, how good it was where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedshift.federation.plan import Plan
+from fedshift.methods import find_about
+from fedshift.runs.config import RunConfig
+
+
+def model_card(config: RunConfig, plan: Plan, results: Mapping[str, Any]) -> str:
+    about = find_about(config.method)
+    unit = "accuracy" if plan.model.task == "classification" else "mIoU"
+    rows = [
+        f"| {target} | {_percent(s['last'])} | {_percent(s['source_val'])} | {_percent(s['oracle'])} |"
+        for target, s in results["per_target"].items()
+    ]
+    warning = f"\n**Not to deploy:** this method needs {about.needs}.\n" if about.data != "federated" else ""
+    return "\n".join(
+        [
+            f"# {about.name} on {results['dataset']}",
+            warning,
+            f"- Method: {about.name} ({about.paper}), setting {plan.setting}",
+            f"- Network: {plan.model.arch}, {len(plan.model.classes)} classes, input {list(plan.model.input_shape)},"
+            f" initial weights: {config.weights or 'none (trained from scratch)'}",
+            f"- Trained on: {', '.join(results['sources'])}; {plan.training.rounds} rounds, seed {config.seed}",
+            f"- Classes: {', '.join(plan.model.classes)}",
+            f"- SHA-256 of model.safetensors: `{results['model_sha256']}`",
+            "",
+            f"## Measured {unit}",
+            "",
+            "| target | last round | round chosen on source validation | oracle round (chosen with target labels) |",
+            "|---|---|---|---|",
+            *(rows or ["| none | | | |"]),
+            "",
+            "## Limits",
+            "",
+            "The numbers hold for data like the test splits above. A place that looks different from all sources may",
+            "do worse; check with labelled samples of that place before relying on the model. Model weights can reveal",
+            "something about the data they were trained on: treat the file as you would treat the data's summary.",
+            "",
+        ]
+    )
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"

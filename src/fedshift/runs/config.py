@@ -1,0 +1,183 @@
+"""The configuration of a run: every key, its default and its check. Unknown keys name the nearest known one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedshift.errors import FedshiftError, InputError, nearest
+from fedshift.federation import codec
+from fedshift.federation.plan import Setting
+from fedshift.federation.policy import Policy
+from fedshift.methods import METHODS, find_about, find_method
+
+
+class RunConfig(BaseModel):
+    """One run. `None` in a training key means: the method's published value, else the default beside it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+    method: str = "fedavg"
+    setting: Setting | None = None
+    seed: int = Field(0, ge=0)
+
+    # What to train on.
+    dataset: str | None = None
+    data_dir: Path | None = None
+    label_column: str | None = None
+    image_size: int | None = Field(None, ge=8, le=2048)
+    sources: tuple[str, ...] | None = None
+    target: str | None = None
+    targets: tuple[str, ...] | None = None
+    home: str | None = None
+    train_per_site: int | None = Field(None, ge=1)
+    client_fraction: float = Field(1.0, gt=0, le=1)
+
+    # The network.
+    arch: str = "auto"
+    weights: str | None = None
+
+    # How sites train.
+    rounds: int | None = Field(None, ge=1)
+    batch_size: int | None = Field(None, ge=1)
+    lr: float | None = Field(None, gt=0)
+    lr_min: float = Field(0.0, ge=0)
+    momentum: float | None = Field(None, ge=0, lt=1)
+    weight_decay: float | None = Field(None, ge=0)
+    local_epochs: float | None = Field(None, gt=0)
+    schedule: str | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
+    augment: tuple[Literal["crop", "flip", "randaugment", "cutout"], ...] = ()
+
+    # How the run goes.
+    engine: Literal["inprocess"] = "inprocess"
+    workers: int | Literal["auto"] = "auto"
+    threads: int = Field(1, ge=1)
+    device: str = "cpu"
+    quorum: float = Field(0.5, gt=0, le=1)
+    deadline: float | None = Field(None, gt=0)
+    max_update_norm: float = Field(1e6, gt=0)
+    evaluate_every: int = Field(1, ge=1)
+    policy: dict[str, Any] = Field(default_factory=dict)
+
+    hyper: dict[str, Any] = Field(default_factory=dict, exclude=True)
+    """The method's own keys; in files and on the command line they stand under the method's name."""
+
+    @model_validator(mode="after")
+    def _one_source_of_data(self) -> RunConfig:
+        if self.workers != "auto" and self.workers < 0:
+            raise ValueError("workers: 0 (this process) or more, or auto")
+        return self
+
+    def to_yaml(self) -> str:
+        """The complete configuration, ready to be run again."""
+        values = codec.plain(self.model_dump(mode="json"))
+        values[self.method] = codec.plain(self.hyper)
+        return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+
+DEFAULTS: dict[str, Any] = {
+    "rounds": 20,
+    "batch_size": 64,
+    "momentum": 0.9,
+    "weight_decay": 5e-4,
+    "local_epochs": 1.0,
+    "schedule": "cosine",
+}
+"""Used where neither the user nor the method's paper gives a value; `lr` comes from the architecture."""
+
+
+def make_config(values: Mapping[str, Any]) -> RunConfig:
+    """A checked configuration from plain values, with the method's own keys under its name (any case)."""
+    given = dict(values)
+    about = find_about(str(given.get("method", "fedavg")))
+    given["method"] = about.name
+    hyper = given.pop(about.name, None) or {}
+    for key in given:
+        if key not in RunConfig.model_fields or key == "hyper":
+            if key.lower() in METHODS:
+                raise InputError("config-key", f"{key}: keys of that method, but the run's method is {about.name!r}")
+            known = [name for name in RunConfig.model_fields if name != "hyper"] + [about.name]
+            raise InputError("config-key", f"unknown configuration key {key!r}. {nearest(key, known)}")
+    try:
+        config = RunConfig(**given, hyper=_check_hyper(about.name, hyper))
+        codec.restore(Policy, codec.plain(dataclasses.replace(Policy(), **config.policy)), "policy")
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "configuration"
+        raise InputError("config-value", f"{where}: {first['msg']} (got {first.get('input')!r})") from None
+    except TypeError:
+        known = [field.name for field in dataclasses.fields(Policy)]
+        odd = next(key for key in config.policy if key not in known)
+        raise InputError("config-key", f"unknown policy key {odd!r}. {nearest(odd, known)}") from None
+    return config
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The values of a YAML file."""
+    if not path.is_file():
+        raise InputError("data-missing", f"there is no configuration file {path}")
+    try:
+        values = yaml.safe_load(path.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise InputError("config-value", f"{path} is not valid YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(values, dict):
+        raise InputError("config-value", f"{path} must hold keys and values, such as `method: fedavg`")
+    return values
+
+
+def apply_settings(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """`values` with `key=value` settings laid over them; a dot reaches into a section (`kd3a.gate=0.9`)."""
+    merged = dict(values)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise InputError("config-value", f"--set {setting}: write it as key=value")
+        section, dot, inner = key.strip().partition(".")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        if isinstance(value, str):
+            value = _number(value)
+        if dot:
+            merged[section] = {**(merged.get(section) or {}), inner: value}
+        else:
+            merged[section] = value
+    return merged
+
+
+def _number(text: str) -> str | float:
+    """YAML reads 1e-3 as text, which nobody expects."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _check_hyper(method: str, hyper: Any) -> dict[str, Any]:
+    """The method's complete hyper-parameters: given values over the variant's over the paper's."""
+    kind = find_method(method).hyper_type
+    known = {field.name for field in dataclasses.fields(kind)}
+    if not isinstance(hyper, Mapping):
+        raise InputError("config-value", f"{method}: must hold keys and values")
+    # Words that Python keeps for itself (csac.lambda) are fields with an underscore behind.
+    named = {f"{key}_" if f"{key}_" in known else key: value for key, value in hyper.items()}
+    for key in named:
+        if key not in known:
+            raise InputError(
+                "config-key", f"unknown key {method}.{key}. {nearest(key, [k.rstrip('_') for k in known])}"
+            )
+    try:
+        complete = kind(**{**find_about(method).hyper, **named})
+        checked = codec.restore(kind, codec.plain(complete), method)
+    except FedshiftError as error:
+        raise InputError("config-value", error.message) from error
+    except (ValueError, TypeError) as error:
+        raise InputError("config-value", f"{method}: {error}") from error
+    return {field.name: getattr(checked, field.name) for field in dataclasses.fields(kind)}

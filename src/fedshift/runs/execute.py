@@ -1,0 +1,271 @@
+"""The life of a run: agree, then rounds of learn, score, remember; then results. Every round ends in a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedshift.errors import InputError
+from fedshift.federation import codec
+from fedshift.federation.federation import Federation, Traffic
+from fedshift.federation.handshake import Described, agree
+from fedshift.methods import find_method
+from fedshift.methods.base import Method
+from fedshift.methods.evaluation import headline, score_models
+from fedshift.runs.card import model_card
+from fedshift.runs.config import RunConfig
+from fedshift.runs.directory import RunDirectory
+from fedshift.runs.model_file import SavedModel, save_model
+from fedshift.runs.planning import Prepared, base_network, open_federation, prepare
+from fedshift.runs.progress import Progress, Silent
+
+
+@dataclass
+class Scores:
+    """One scored round: validation by source, test by target."""
+
+    round: int
+    val: dict[str, float]
+    test: dict[str, float]
+
+    @property
+    def source_val(self) -> float:
+        return _mean(self.val.values())
+
+
+@dataclass
+class Memory:
+    """All that a checkpoint holds: where the run is and what has been counted."""
+
+    round: int
+    state: Any
+    history: list[Scores] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=dict)
+    learning: Traffic = field(default_factory=Traffic)
+    scoring: Traffic = field(default_factory=Traffic)
+    seconds: float = 0.0
+    confusions: dict[str, Tensor] = field(default_factory=dict)
+
+
+def run(
+    config: RunConfig, out: Path, *, resume: bool = False, debug: bool = False, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Trains as configured into the run directory `out` and returns its results."""
+    prepared = prepare(config)
+    directory = RunDirectory(out)
+    with directory.locked():
+        directory.prepare(prepared.config.to_yaml(), resume)
+        if directory.done.exists():
+            finished: dict[str, Any] = json.loads(directory.results.read_text())
+            return finished
+        shown = progress or Silent()
+        fed = open_federation(prepared, directory.sites, debug=debug)
+        try:
+            with shown:
+                return _Execution(prepared, directory, fed, shown).go()
+        finally:
+            fed.engine.close()
+
+
+class _Execution:
+    def __init__(self, prepared: Prepared, directory: RunDirectory, fed: Federation, progress: Progress) -> None:
+        self.config, self.plan, self.roles = prepared.config, prepared.plan, prepared.roles
+        self.prepared, self.directory, self.fed, self.progress = prepared, directory, fed, progress
+        implementation = find_method(prepared.plan.method)
+        self.method: Method = implementation(codec.restore(implementation.hyper_type, dict(prepared.plan.hyper)))
+        self.state_type = implementation.state_type
+
+    def go(self) -> dict[str, Any]:
+        for warning in self.prepared.dataset.warnings:
+            self.progress.message(f"warning: {warning}")
+        memory = self._recall()
+        sites = [person.name for person in self.roles.sites] + ([self.roles.home.name] if self.roles.home else [])
+        self.fed.round = memory.round if memory else 0
+        described = agree(self.fed, sites, rewind_to=self.fed.round)
+        self._check_sizes(described)
+        self.validated = tuple(s for s in self.roles.validation if "val" in described[s].labelled)
+        self.tested = tuple(s for s in self.roles.tested if "test" in described[s].labelled)
+        memory = memory or self._start(described)
+        self._restore_counts(memory)
+        rounds = self.plan.training.rounds
+        self.progress.begin(rounds, memory.round, self._title())
+        self.fed.listen = self.progress.site
+        with self.directory.metrics_from(memory.round) as metrics:
+            for round in range(memory.round + 1, rounds + 1):
+                memory = self._round(memory, round, metrics)
+                self.directory.save_checkpoint(round, memory)
+        return self._finish(memory, described)
+
+    def _start(self, described: Mapping[str, Described]) -> Memory:
+        base, origin = base_network(self.prepared)
+        self.progress.message(origin)
+        memory = Memory(0, self.method.init(base, self.fed))
+        for site, found in described.items():
+            if found.skipped:
+                self.progress.message(f"{site}: {found.skipped} files could not be read (see fedshift check-data)")
+                memory.counters["skipped.files"] = memory.counters.get("skipped.files", 0) + found.skipped
+        return memory
+
+    def _round(self, memory: Memory, round: int, metrics: IO[str]) -> Memory:
+        started = time.perf_counter()
+        self.fed.begin(round)
+        before = dict(self.fed.counters)
+        state = self.method.round(memory.state, self.fed)
+        rows = [{"phase": "train", "site": n.site, "name": n.name, "value": n.value} for n in self.fed.notes]
+        memory = dataclasses.replace(memory, round=round, state=state)
+        if round % self.config.evaluate_every == 0 or round == self.plan.training.rounds:
+            rows += self._score(memory)
+        memory.seconds += time.perf_counter() - started
+        memory.counters = dict(self.fed.counters)
+        memory.learning, memory.scoring = self.fed.learning, self.fed.scoring
+        rows += [
+            {"phase": "round", "site": "", "name": "bytes_up", "value": self.fed.learning.up},
+            {"phase": "round", "site": "", "name": "bytes_down", "value": self.fed.learning.down},
+            {"phase": "round", "site": "", "name": "seconds", "value": round_to(memory.seconds)},
+        ]
+        metrics.write("".join(json.dumps({"round": round} | row) + "\n" for row in rows))
+        metrics.flush()
+        for name, count in self.fed.counters.items():
+            if count > before.get(name, 0):
+                self.progress.message(f"round {round}: {name} x{count - before.get(name, 0)}")
+        self.progress.round(round, memory.history[-1].val if memory.history else {}, self._shown_test(memory))
+        return memory
+
+    def _score(self, memory: Memory) -> list[dict[str, Any]]:
+        """Scores the round's models, keeps those of the best validated round, and gives rows for the metrics."""
+        models, task = self.method.models(memory.state), self.plan.model.task
+        val = score_models(self.fed, models, self.validated, "val")
+        memory.confusions = score_models(self.fed, models, self.tested, "test")
+        scores = Scores(
+            memory.round,
+            {site: headline(matrix, task) for site, matrix in val.items()},
+            {site: headline(matrix, task) for site, matrix in memory.confusions.items()},
+        )
+        memory.history = [*memory.history, scores]
+        if chosen_round(memory.history) is scores:
+            save_model(self.directory.chosen_model, SavedModel(self.plan, models))
+        name = "accuracy" if task == "classification" else "miou"
+        return [
+            {"phase": phase, "site": site, "name": name, "value": round_to(value)}
+            for phase, values in (("val", scores.val), ("test", scores.test))
+            for site, value in values.items()
+        ]
+
+    def _finish(self, memory: Memory, described: Mapping[str, Described]) -> dict[str, Any]:
+        models = self.method.models(memory.state)
+        digest = save_model(self.directory.model, SavedModel(self.plan, models))
+        results = self._results(memory, digest, described)
+        self.directory.write_results(results)
+        self.directory.card.write_text(model_card(self.config, self.plan, results))
+        self.directory.done.touch()
+        self.progress.finish(results)
+        return results
+
+    def _results(self, memory: Memory, digest: str, described: Mapping[str, Described]) -> dict[str, Any]:
+        history = memory.history
+        per_target = {
+            site: {
+                "last": history[-1].test[site],
+                "source_val": chosen_round(history).test[site],
+                "oracle": max(scores.test[site] for scores in history),
+            }
+            for site in self.tested
+        }
+        rules = ("last", "source_val", "oracle")
+        headline_scores = (
+            {rule: _mean(row[rule] for row in per_target.values()) for rule in rules} if per_target else {}
+        )
+        total = memory.seconds
+        return {
+            "method": self.config.method,
+            "setting": self.plan.setting,
+            "task": self.plan.model.task,
+            "dataset": self.prepared.dataset.name,
+            "sources": list(self.roles.source_domains),
+            "target": self.config.target,
+            "home": self.config.home,
+            "seed": self.config.seed,
+            "rounds": self.plan.training.rounds,
+            "arch": self.plan.model.arch,
+            "classes": list(self.plan.model.classes),
+            "accuracy" if self.plan.model.task == "classification" else "miou": headline_scores,
+            "per_target": per_target,
+            "source_val": history[-1].val,
+            "chosen_round": chosen_round(history).round,
+            "confusion": {site: matrix.tolist() for site, matrix in memory.confusions.items()},
+            "samples": {site: dict(d.sizes) for site, d in described.items()},
+            "bytes": {
+                "up": memory.learning.up,
+                "down": memory.learning.down,
+                "scoring_up": memory.scoring.up,
+                "scoring_down": memory.scoring.down,
+            },
+            "flops_client": self._flops(),
+            "seconds": {
+                "total": round_to(total),
+                "sites": round_to(memory.learning.site_seconds + memory.scoring.site_seconds),
+                "coordinator": round_to(max(0.0, total - memory.learning.waited - memory.scoring.waited)),
+            },
+            "counters": memory.counters,
+            "model_sha256": digest,
+        }
+
+    def _flops(self) -> int:
+        """Counted floating-point operations of one training sample, forward and backward, through the network."""
+        net = find_method(self.plan.method).network(self.plan).eval()
+        with FlopCounterMode(display=False) as counter:
+            net(torch.rand(1, *self.plan.model.input_shape)).sum().backward()
+        return int(counter.get_total_flops())
+
+    def _recall(self) -> Memory | None:
+        tree, damaged = self.directory.load_checkpoint()
+        for name in damaged:
+            self.progress.message(f"checkpoint {name} is damaged: going on from the one before it")
+        if tree is None:
+            return None
+        state = codec.restore(self.state_type, tree.pop("state"), "state")
+        memory = codec.restore(Memory, tree | {"state": None})
+        memory.state = state
+        return memory
+
+    def _restore_counts(self, memory: Memory) -> None:
+        self.fed.counters = Counter(memory.counters)
+        self.fed.learning, self.fed.scoring = memory.learning, memory.scoring
+
+    def _check_sizes(self, described: Mapping[str, Described]) -> None:
+        for site, found in described.items():
+            if site not in self.roles.tested and not found.sizes["train"]:
+                raise InputError("data-empty", f"site {site!r} has no training data")
+
+    def _shown_test(self, memory: Memory) -> dict[str, float]:
+        return memory.history[-1].test if memory.history else {}
+
+    def _title(self) -> str:
+        where = f"home {self.config.home}" if self.config.home else f"target {self.config.target or 'none'}"
+        return f"{self.config.method} ({self.plan.setting}) on {self.prepared.dataset.name}, {where}"
+
+
+def chosen_round(history: list[Scores]) -> Scores:
+    """The round with the best mean validation score over sources, the latest of equals; without validation the last."""
+    scored = [scores for scores in history if scores.val]
+    return max(scored, key=lambda s: (s.source_val, s.round)) if scored else history[-1]
+
+
+def round_to(value: float, digits: int = 6) -> float | None:
+    return round(value, digits) if math.isfinite(value) else None
+
+
+def _mean(values: Any) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else math.nan

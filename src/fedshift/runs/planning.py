@@ -1,0 +1,180 @@
+"""From a configuration to everything a run needs: data set, roles, plan, sites, federation."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedshift._version import __version__
+from fedshift.data import open_dataset
+from fedshift.data.domain import Dataset, DataSource
+from fedshift.errors import InputError
+from fedshift.federation.engines import Engine
+from fedshift.federation.engines.inprocess import Parallel, Sequential
+from fedshift.federation.federation import Federation, Rules
+from fedshift.federation.plan import ModelSpec, Plan, Training
+from fedshift.federation.policy import Policy
+from fedshift.federation.site import SiteHost, SiteSpec
+from fedshift.methods import find_about
+from fedshift.nn.archs import build_network, check_input, find_arch
+from fedshift.nn.imagenet import imagenet_weights
+from fedshift.nn.network import Network
+from fedshift.nn.weights import load_weights
+from fedshift.rng import Rng
+from fedshift.runs.config import DEFAULTS, RunConfig
+from fedshift.runs.roles import Participant, Roles, assign_roles
+
+_SMALL_IMAGE = 40
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run, ready to start. `config` is complete: nothing in it is left to a default any more."""
+
+    config: RunConfig
+    dataset: Dataset
+    roles: Roles
+    plan: Plan
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """Opens the data, chooses what was left open, and checks that the pieces fit."""
+    if config.dataset is None and config.data_dir is None:
+        raise InputError("data-missing", "say what to train on: --dataset NAME or --data-dir DIR")
+    dataset = open_dataset(data_source(config))
+    roles = assign_roles(config, dataset)
+    complete = _completed(config, dataset, roles)
+    return Prepared(complete, dataset, roles, _plan(complete, dataset, roles))
+
+
+def data_source(config: RunConfig) -> DataSource:
+    return DataSource(config.dataset, config.data_dir, config.image_size, config.label_column)
+
+
+def base_network(prepared: Prepared) -> tuple[Network, str]:
+    """The network before round 1, and a sentence on where its weights come from."""
+    spec, config = prepared.plan.model, prepared.config
+    seed = Rng.of(config.seed, "init").seed()
+    net = build_network(spec.arch, spec.input_shape, len(spec.classes), seed)
+    if config.weights is None:
+        hint = " (ImageNet weights: --weights imagenet)" if find_arch(spec.arch).imagenet else ""
+        return net, f"training {spec.arch} from scratch{hint}"
+    path = imagenet_weights(spec.arch) if config.weights == "imagenet" else Path(config.weights)
+    report = load_weights(net, path)
+    return net, f"{spec.arch}: {report.note}"
+
+
+def open_federation(prepared: Prepared, sites_folder: Path, *, debug: bool = False) -> Federation:
+    """The federation of a run on this machine. Close its engine when done."""
+    config, roles = prepared.config, prepared.roles
+    specs = [_site_spec(person, prepared, sites_folder) for person in roles.sites]
+    home = None
+    if roles.home is not None:
+        home = SiteHost(_site_spec(roles.home, prepared, sites_folder), prepared.plan, open_dataset)
+    return Federation(
+        plan=prepared.plan,
+        engine=_engine(specs, prepared.plan, _workers(config, len(specs)), debug),
+        sources=roles.sources,
+        targets=roles.targets,
+        home_host=home,
+        rules=Rules(config.quorum, config.deadline, config.max_update_norm),
+    )
+
+
+def _engine(specs: list[SiteSpec], plan: Plan, workers: int, debug: bool) -> Engine:
+    return Sequential(specs, plan, debug=debug) if debug or workers == 0 else Parallel(specs, plan, workers)
+
+
+def _workers(config: RunConfig, sites: int) -> int:
+    """Worker processes: as many as cores or sites allow; with one of either, none is worth starting."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    wanted = cores // config.threads if config.workers == "auto" else config.workers
+    wanted = min(wanted, sites)
+    return 0 if wanted < 2 and config.workers == "auto" else wanted
+
+
+def _site_spec(person: Participant, prepared: Prepared, folder: Path) -> SiteSpec:
+    config = prepared.config
+    is_client = prepared.roles.setting == "multi-adapt" and person is not prepared.roles.home
+    return SiteSpec(
+        name=person.name,
+        role=person.role,
+        source=data_source(config),
+        domains=person.domains,
+        folder=folder / person.name,
+        policy=dataclasses.replace(Policy(), **config.policy),
+        train_cap=config.train_per_site,
+        train_share=config.client_fraction if is_client else 1.0,
+        device=config.device,
+    )
+
+
+def _completed(config: RunConfig, dataset: Dataset, roles: Roles) -> RunConfig:
+    """Every key that was left open, decided and written down."""
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError("config-value", "device: this machine has no CUDA device; use cpu")
+    arch = _choose_arch(dataset) if config.arch == "auto" else config.arch
+    lr = find_arch(arch).lr
+    chosen = {**DEFAULTS, "lr": lr, **find_about(config.method).defaults}
+    values = {key: value for key, value in chosen.items() if getattr(config, key) is None}
+    setting = roles.setting
+    is_many = setting == "multi-adapt"
+    return config.model_copy(
+        update={
+            **values,
+            "arch": arch,
+            "setting": setting,
+            "sources": None if is_many else config.sources or tuple(n for n in dataset.domains if n != config.target),
+            "targets": roles.tested if is_many else None,
+        }
+    )
+
+
+def _choose_arch(dataset: Dataset) -> str:
+    if len(dataset.input_shape) == 1:
+        return "mlp"
+    if dataset.task == "segmentation":
+        return "segnet-small"
+    return "digits-copa" if max(dataset.input_shape[1:]) <= _SMALL_IMAGE else "resnet18"
+
+
+def _plan(config: RunConfig, dataset: Dataset, roles: Roles) -> Plan:
+    arch = find_arch(config.arch)
+    check_input(arch, dataset.input_shape)
+    kind = arch.kind
+    is_map, wants_map = dataset.task == "segmentation", kind == "segmentation"
+    if is_map != wants_map:
+        raise InputError(
+            "method-needs", f"architecture {config.arch!r} is for {kind} data; {dataset.name!r} is a {dataset.task} set"
+        )
+    # Completed just before: none of these is None any more.
+    assert config.rounds and config.batch_size and config.lr and config.local_epochs and config.schedule
+    assert config.momentum is not None and config.weight_decay is not None
+    training = Training(
+        rounds=config.rounds,
+        batch_size=config.batch_size,
+        lr=config.lr,
+        lr_min=config.lr_min,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        local_epochs=config.local_epochs,
+        schedule=config.schedule,
+        precision=config.precision,
+        augment=config.augment,
+    )
+    training.lr_at(1)  # An unknown schedule is an error before anything starts.
+    return Plan(
+        version=__version__,
+        method=config.method,
+        setting=roles.setting,
+        sources=roles.sources or ((roles.home.name,) if roles.home else ()),
+        seed=config.seed,
+        threads=config.threads,
+        model=ModelSpec(config.arch, dataset.task, dataset.classes, dataset.input_shape, dataset.columns),
+        training=training,
+        hyper=config.hyper,
+    )

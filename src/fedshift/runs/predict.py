@@ -1,0 +1,127 @@
+"""Predictions for new files: a CSV with one line a file or row; for segmentation also a mask a picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from fedshift.data.images import SUFFIXES, UnreadableError, decode_image
+from fedshift.data.tables import read_features
+from fedshift.errors import InputError
+from fedshift.files import write_atomically
+from fedshift.runs.api import Run, Select
+from fedshift.runs.model_file import SavedModel
+
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class PredictionCounts:
+    predicted: int
+    skipped: int
+
+
+def predict_files(
+    run: Path, inputs: Path, out: Path, *, site: str | None = None, select: Select = "last"
+) -> PredictionCounts:
+    """Predicts every image below a folder, or every row of a table, and writes `out`.
+
+    Unreadable files get a line with the reason. Segmentation masks go to `<out without suffix>_masks/`.
+    """
+    saved = Run(run).model(select)
+    net = saved.network(site)
+    if not inputs.exists():
+        raise InputError("data-missing", f"there is nothing at {inputs}")
+    if len(saved.plan.model.input_shape) == 1:
+        rows = _predict_table(saved, net, inputs)
+    elif saved.plan.model.task == "segmentation":
+        rows = _predict_masks(saved, net, inputs, out.with_name(f"{out.stem}_masks"))
+    else:
+        rows = _predict_images(saved, net, inputs)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        writer.writerow(row)
+    write_atomically(out, text.getvalue().encode())
+    unreadable = sum(1 for row in rows[1:] if str(row[-1]).startswith("unreadable"))
+    return PredictionCounts(len(rows) - 1 - unreadable, unreadable)
+
+
+def _predict_images(saved: SavedModel, net: nn.Module, folder: Path) -> list[Sequence[object]]:
+    classes = saved.plan.model.classes
+    rows: list[Sequence[object]] = [["file", "prediction", "confidence", *(f"p_{name}" for name in classes), "note"]]
+    for names, images, problems in _batches(folder, saved.plan.model.input_shape):
+        rows += [[name, "", "", *("" for _ in classes), f"unreadable: {why}"] for name, why in problems]
+        if names:
+            rows += _class_rows(names, _probabilities(net, images), classes)
+    return rows
+
+
+def _predict_table(saved: SavedModel, net: nn.Module, path: Path) -> list[Sequence[object]]:
+    classes = saved.plan.model.classes
+    features = read_features(path, saved.plan.model.columns)
+    header = ["row", "prediction", "confidence", *(f"p_{name}" for name in classes), "note"]
+    names = [str(number) for number in range(1, len(features) + 1)]
+    return [header, *_class_rows(names, _probabilities(net, torch.from_numpy(features)), classes)]
+
+
+def _class_rows(names: Sequence[str], probabilities: Tensor, classes: Sequence[str]) -> list[Sequence[object]]:
+    best = probabilities.argmax(1).tolist()
+    shares = [[f"{share:.4f}" for share in row] for row in probabilities.tolist()]
+    return [[name, classes[k], row[k], *row, ""] for name, k, row in zip(names, best, shares, strict=True)]
+
+
+def _predict_masks(saved: SavedModel, net: nn.Module, folder: Path, masks: Path) -> list[Sequence[object]]:
+    """A mask of class ids a picture; the table says which share of it each class covers."""
+    classes = saved.plan.model.classes
+    rows: list[Sequence[object]] = [["file", "mask", *(f"share_{name}" for name in classes), "note"]]
+    for names, images, problems in _batches(folder, saved.plan.model.input_shape):
+        rows += [[name, "", *("" for _ in classes), f"unreadable: {why}"] for name, why in problems]
+        if not names:
+            continue
+        for name, mask in zip(names, _probabilities(net, images).argmax(1).to(torch.uint8).numpy(), strict=True):
+            target = (masks / name).with_suffix(".png")
+            buffer = io.BytesIO()
+            Image.fromarray(mask).save(buffer, format="PNG")
+            write_atomically(target, buffer.getvalue())
+            shares = np.bincount(mask.ravel(), minlength=len(classes)) / mask.size
+            rows.append([name, target.relative_to(masks.parent), *(f"{share:.4f}" for share in shares), ""])
+    return rows
+
+
+def _batches(folder: Path, input_shape: tuple[int, ...]) -> Iterator[tuple[list[str], Tensor, list[tuple[str, str]]]]:
+    """Names and images `(b, 3, h, w)` that could be read, and names with the reason of those that could not."""
+    files = (
+        sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES) if folder.is_dir() else [folder]
+    )
+    if not files:
+        raise InputError("data-empty", f"there are no .jpg, .jpeg or .png files in {folder}")
+    base = folder if folder.is_dir() else folder.parent
+    for start in range(0, len(files), _BATCH):
+        names: list[str] = []
+        images: list[NDArray[np.uint8]] = []
+        problems: list[tuple[str, str]] = []
+        for path in files[start : start + _BATCH]:
+            name = path.relative_to(base).as_posix()
+            try:
+                images.append(decode_image(path.read_bytes(), (input_shape[1], input_shape[2])))
+                names.append(name)
+            except (UnreadableError, OSError) as error:
+                problems.append((name, str(error)))
+        stacked = torch.from_numpy(np.stack(images)) if images else torch.zeros(0, *input_shape)
+        yield names, stacked.permute(0, 3, 1, 2).float() / 255 if images else stacked, problems
+
+
+@torch.inference_mode()
+def _probabilities(net: nn.Module, inputs: Tensor) -> Tensor:
+    scores: Tensor = net(inputs)
+    return scores.softmax(1)

@@ -1,0 +1,440 @@
+"""COPA: the loss and its gradients, what sites are sent, what is averaged and what collected, every ablation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedshift.errors import InputError
+from fedshift.federation import codec
+from fedshift.federation.replies import Replies
+from fedshift.methods import copa
+from fedshift.methods.base import SHARED
+from fedshift.methods.copa import Copa, Hyper, State, Trained, TrainedTogether, sum_of_losses, train
+from fedshift.nn.archs import build_network
+from fedshift.nn.hybrid import HybridNorm
+from fedshift.nn.network import Network
+from fedshift.runs import planning
+from fedshift.runs.config import apply_settings, make_config
+from fedshift.runs.execute import run
+
+SITES = ("amber", "blue", "coral")
+
+
+def prepared(data: Path, **keys: Any) -> planning.Prepared:
+    common = {
+        "method": "copa",
+        "data_dir": data,
+        "target": "dim",
+        "arch": "digits-copa",
+        "batch_size": 999,
+        "rounds": 2,
+    }
+    return planning.prepare(make_config(common | keys))
+
+
+@pytest.fixture
+def open_federation(tiny_data: Path, tmp_path: Path) -> Iterator[Any]:
+    """A federation of three tiny sites in this process, whose errors are raised."""
+    opened = []
+
+    def open_it(**keys: Any) -> tuple[Copa, Network, Any]:
+        ready = prepared(tiny_data, **keys)
+        opened.append(planning.open_federation(ready, tmp_path / str(len(opened)), debug=True))
+        opened[-1].begin(1)
+        method = Copa(codec.restore(Hyper, dict(ready.plan.hyper)))
+        return method, planning.base_network(ready)[0], opened[-1]
+
+    yield open_it
+    for fed in opened:
+        fed.engine.close()
+
+
+def classifiers(net: Network, count: int) -> list[dict[str, Tensor]]:
+    drawn = torch.Generator().manual_seed(5)
+    shapes = {key: value.shape for key, value in net.head.state_dict().items()}
+    return [{key: torch.randn(shape, generator=drawn) for key, shape in shapes.items()} for _ in range(count)]
+
+
+def log_loss(features: np.ndarray, head: dict[str, Tensor], labels: np.ndarray) -> float:
+    """Mean cross-entropy of a linear classifier, sample by sample."""
+    total = 0.0
+    for row, label in zip(features, labels, strict=True):
+        scores = head["weight"].double().numpy() @ row + head["bias"].double().numpy()
+        total += np.log(np.exp(scores - scores.max()).sum()) + scores.max() - scores[label]
+    return total / len(labels)
+
+
+# --- Eq. (5) --------------------------------------------------------------------------------------------------------
+
+
+def darker(x: Tensor, generator: torch.Generator, ops: int, magnitude: float) -> Tensor:
+    return x * 0.3
+
+
+@pytest.mark.parametrize(
+    ("keys", "own_terms", "others_see"),
+    [
+        ({}, 1, "augmented"),
+        ({"augment": False}, 1, "plain"),
+        ({"collaboration": "none"}, 1, None),
+        ({"collaboration": "enlarge"}, 2, None),
+    ],
+    ids=["frozen", "frozen-without-randaugment", "none", "enlarge"],
+)
+def test_the_loss_is_equation_5(
+    keys: dict[str, Any], own_terms: int, others_see: str | None, open_federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One batch with a tiny step: the released loss is that of the weights that were sent."""
+    monkeypatch.setattr(copa, "rand_augment", darker)
+    method, base, fed = open_federation(copa=keys, lr=1e-12)
+    state = method.init(base, fed)
+    own, *others = classifiers(base, 3)
+    frozen = {"blue": others[0], "coral": others[1]} if others_see else {}
+    each = {"amber": {"head": own, "frozen": frozen}}
+    reply = fed.ask(("amber",), train, extractor=state.extractor, each=each)["amber"]
+
+    net = copa.converted_network(fed.plan, method.hyper).train()
+    net.backbone.load_state_dict(dict(state.extractor))
+    host = fed.engine._hosts["amber"]
+    images = torch.from_numpy(np.array(host.domain.train.inputs)).permute(0, 3, 1, 2).float() / 255
+    labels = host.domain.train.labels
+    with torch.no_grad():
+        plain, augmented = net.features(images).double().numpy(), net.features(images * 0.3).double().numpy()
+    expected = log_loss(plain, own, labels)
+    if own_terms == 2:
+        expected += log_loss(augmented, own, labels)
+    for other in frozen.values():
+        expected += log_loss(augmented if others_see == "augmented" else plain, other, labels)
+    assert reply.loss == pytest.approx(expected, rel=1e-4)
+
+
+def test_frozen_classifiers_get_no_gradient_and_the_features_do() -> None:
+    head = nn.Linear(4, 3)
+    frozen = [copa._frozen_copy(head, classifier.state_dict()) for classifier in (nn.Linear(4, 3), nn.Linear(4, 3))]
+    features = torch.randn(5, 4, requires_grad=True)
+    labels = torch.tensor([0, 1, 2, 1, 0])
+    sum_of_losses(frozen, features, labels).backward()
+    assert all(parameter.grad is None for other in frozen for parameter in other.parameters())
+    truth = nn.functional.one_hot(labels, 3)
+    by_hand = sum((other(features).softmax(1) - truth) / 5 @ other.weight for other in frozen)
+    torch.testing.assert_close(features.grad, by_hand.detach())
+
+
+def test_gradients_of_the_whole_local_loss_by_finite_differences() -> None:
+    """Eq. (5) through a hybrid norm: extractor and own classifier learn, frozen ones do not."""
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(1, 2, 2).double(), HybridNorm(2).double()
+    own, other = nn.Linear(8, 3).double(), nn.Linear(8, 3).double().requires_grad_(False)
+    x, again = torch.randn(2, 4, 1, 3, 3).double().unbind()
+    labels = torch.tensor([0, 2, 1, 1])
+
+    def loss() -> Tensor:
+        first, second = (norm(conv(view)).relu().flatten(1) for view in (x, again))
+        return sum_of_losses([own], first, labels) + sum_of_losses([other], second, labels)
+
+    loss().backward()
+    for parameter in [*conv.parameters(), *norm.parameters(), *own.parameters()]:
+        assert parameter.grad is not None
+        flat, step = parameter.data.view(-1), 1e-6
+        for place in range(0, len(flat), 3):
+            kept = float(flat[place])
+            flat[place] = kept + step
+            above = loss().item()
+            flat[place] = kept - step
+            below = loss().item()
+            flat[place] = kept
+            assert parameter.grad.view(-1)[place].item() == pytest.approx((above - below) / (2 * step), abs=1e-6)
+    assert other.weight.grad is None
+
+
+def test_frozen_classifiers_shape_the_extractor_but_only_the_own_one_is_released(open_federation: Any) -> None:
+    method, base, fed = open_federation()
+    state = method.init(base, fed)
+    own, *others = classifiers(base, 3)
+    replies = [
+        fed.ask(("amber",), train, extractor=state.extractor, each={"amber": {"head": own, "frozen": frozen}})["amber"]
+        for frozen in ({}, {"blue": others[0]})
+    ]
+    assert not torch.equal(replies[0].extractor["block1.conv.weight"], replies[1].extractor["block1.conv.weight"])
+    assert set(replies[1].head) == set(own) and not torch.equal(replies[1].head["weight"], own["weight"])
+
+
+@pytest.mark.parametrize(("side", "key", "cut"), [(32, "auto", 0), (64, "auto", 1), (32, True, 1), (64, False, 0)])
+def test_cutout_is_for_photographs(side: int, key: Any, cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def record(x: Tensor, size: int, generator: torch.Generator) -> Tensor:
+        seen.append(size)
+        return x
+
+    monkeypatch.setattr(copa, "cutout", record)
+    plan: Any = SimpleNamespace(model=SimpleNamespace(input_shape=(3, side, side)))
+    look = copa._second_look(Hyper(cutout=key), plan, copa.Rng.of("x"))
+    assert look is not None
+    x = torch.rand(8, 3, side, side)
+    assert look(x).shape == x.shape and not torch.equal(look(x), x)
+    assert seen == [side // 2] * 2 * cut
+
+
+# --- Who is sent what, and Eq. (6) ----------------------------------------------------------------------------------
+
+
+class Scripted:
+    """A federation whose sites answer by script: (site, round) -> release; who has none is missing."""
+
+    def __init__(self, answers: dict[tuple[str, int], Any], sites: tuple[str, ...] = SITES) -> None:
+        shape = SimpleNamespace(input_shape=(3, 16, 16))
+        self.labelled, self.plan, self.round = sites, SimpleNamespace(model=shape), 0
+        self.answers, self.asked, self.notes, self.counters = answers, [], {}, {}
+
+    def ask(self, sites: tuple[str, ...], step: Any, each: Any = None, **payload: Any) -> Any:
+        self.round += 1
+        self.asked.append({site: payload | dict((each or {}).get(site, {})) for site in sites})
+        replies = Replies(step)
+        for site in sites:
+            if (site, self.round) in self.answers:
+                replies.add(site, self.answers[site, self.round], 1)
+        return replies
+
+    def note(self, name: str, value: float, site: str = "") -> None:
+        self.notes[site] = value
+
+    def count(self, name: str, amount: int = 1) -> None:
+        self.counters[name] = self.counters.get(name, 0) + amount
+
+
+def reply(extractor: dict[str, Tensor], head: dict[str, Tensor], value: float) -> Trained:
+    """A site whose every floating number became `value`, and whose counters say `value`."""
+    filled = {key: torch.full_like(old, value) for key, old in extractor.items()}
+    return Trained(extractor=filled, head={key: torch.full_like(old, value) for key, old in head.items()}, loss=value)
+
+
+@pytest.fixture
+def base() -> Network:
+    return build_network("digits-copa", (3, 16, 16), 3, 0)
+
+
+def answers(base: Network, script: dict[tuple[str, int], float]) -> dict[tuple[str, int], Trained]:
+    net = copy.deepcopy(base)
+    copa.convert_norms(net.backbone, "hbin")
+    extractor, head = net.backbone.state_dict(), net.head.state_dict()
+    return {key: reply(extractor, head, value) for key, value in script.items()}
+
+
+def test_extractors_are_averaged_evenly_and_classifiers_collected(base: Network) -> None:
+    fed: Any = Scripted(answers(base, {("amber", 1): 1.0, ("blue", 1): 2.0, ("coral", 1): 6.0}))
+    method = Copa(Hyper())
+    state = method.round(method.init(base, fed), fed)
+    assert all(bool((value == 3.0).all()) for value in state.extractor.values() if value.is_floating_point())
+    assert state.extractor["block1.norm.num_batches_tracked"].item() == 1  # the first site's counter, not a mean
+    assert {site: head["bias"].tolist() for site, head in state.heads.items()} == {
+        "amber": [1.0] * 3,
+        "blue": [2.0] * 3,
+        "coral": [6.0] * 3,
+    }
+    assert fed.notes == {"amber": 1.0, "blue": 2.0, "coral": 6.0}
+
+
+def test_each_site_gets_its_own_classifier_to_train_and_the_others_frozen(base: Network) -> None:
+    script = {(site, number): 10.0 * number + place for number in (1, 2) for place, site in enumerate(SITES)}
+    fed: Any = Scripted(answers(base, script))
+    method = Copa(Hyper())
+    state = method.init(base, fed)
+    for _ in range(2):
+        state = method.round(state, fed)
+    first, second = fed.asked
+    for site in SITES:
+        others = [other for other in SITES if other != site]
+        assert sorted(first[site]["frozen"]) == sorted(second[site]["frozen"]) == others
+        assert all(torch.equal(head["weight"], base.head.weight) for head in first[site]["frozen"].values())
+        assert torch.equal(first[site]["head"]["weight"], base.head.weight)
+        for other in others:
+            assert second[site]["frozen"][other]["bias"][0] == script[other, 1]
+        assert second[site]["head"]["bias"][0] == script[site, 1]
+        assert float(second[site]["extractor"]["block1.conv.bias"][0]) == pytest.approx(11.0)
+
+
+def test_a_missing_site_keeps_its_classifier_and_a_silent_one_has_no_say(base: Network) -> None:
+    """Amber answers twice, blue once, coral never."""
+    fed: Any = Scripted(answers(base, {("amber", 1): 1.0, ("blue", 1): 2.0, ("amber", 2): 5.0}))
+    method = Copa(Hyper())
+    state = method.round(method.round(method.init(base, fed), fed), fed)
+    assert float(state.extractor["block1.conv.bias"][0]) == 5.0
+    assert [float(state.heads[site]["bias"][0]) for site in ("amber", "blue")] == [5.0, 2.0]
+    assert sorted(fed.asked[1]["coral"]["frozen"]) == ["amber", "blue"]
+    assert sorted(fed.asked[1]["amber"]["frozen"]) == ["blue"]
+    model = method.models(state)[SHARED]
+    assert model["head.shares"].tolist() == [0.5, 0.5, 0.0]
+
+
+def test_without_iteration_every_site_goes_on_from_its_own_model(base: Network) -> None:
+    script = {("amber", 1): 1.0, ("blue", 1): 3.0, ("amber", 2): 7.0, ("blue", 2): 5.0}
+    fed: Any = Scripted(answers(base, script))
+    method = Copa(Hyper(iterate=False))
+    state = method.round(method.round(method.init(base, fed), fed), fed)
+    second = fed.asked[1]
+    assert float(second["amber"]["extractor"]["block1.conv.bias"][0]) == 1.0
+    assert float(second["blue"]["extractor"]["block1.conv.bias"][0]) == 3.0
+    assert torch.equal(second["coral"]["extractor"]["block1.conv.weight"], base.backbone.block1.conv.weight)
+    assert all(torch.equal(h["weight"], base.head.weight) for h in second["amber"]["frozen"].values())
+    assert float(state.extractor["block1.conv.bias"][0]) == 6.0  # coral, never heard of, is not in the mean
+
+
+def test_consistency_averages_all_classifiers(base: Network) -> None:
+    net = copy.deepcopy(base)
+    copa.convert_norms(net.backbone, "hbin")
+    extractor = net.backbone.state_dict()
+    heads = nn.ModuleList([net.head] * 3).state_dict()
+
+    def together(values: list[float]) -> TrainedTogether:
+        filled = {key: torch.full_like(value, values[int(key[0])]) for key, value in heads.items()}
+        return TrainedTogether(extractor=extractor, heads=filled, loss=0.0)
+
+    fed: Any = Scripted({("amber", 1): together([1.0, 2.0, 3.0]), ("coral", 1): together([3.0, 4.0, 9.0])})
+    method = Copa(Hyper(collaboration="consistency"))
+    state = method.round(method.init(base, fed), fed)
+    assert [float(state.heads[site]["bias"][0]) for site in SITES] == [2.0, 3.0, 6.0]
+    assert state.trained == {"amber": True, "blue": False, "coral": True}
+
+
+def test_noise_hides_the_mean_and_differs_from_run_to_run(base: Network) -> None:
+    script = answers(base, dict.fromkeys([(site, 1) for site in SITES], 1.0))
+    method = Copa(Hyper(noise=0.25))
+    once, again = (method.round(method.init(base, f), f) for f in (Scripted(script), Scripted(script)))  # type: ignore[arg-type]
+    noise = torch.cat([once.extractor[f"block{number}.conv.weight"].flatten() for number in (2, 3, 4)]) - 1
+    assert noise.std().item() == pytest.approx(0.25, rel=0.02)
+    assert not torch.equal(once.extractor["block1.conv.weight"], again.extractor["block1.conv.weight"])
+    assert torch.equal(once.heads["amber"]["weight"], again.heads["amber"]["weight"])
+
+
+def test_a_state_survives_a_checkpoint(base: Network) -> None:
+    fed: Any = Scripted(answers(base, {("blue", 1): 2.0}))
+    for hyper in (Hyper(), Hyper(iterate=False)):
+        state = Copa(hyper).round(Copa(hyper).init(base, fed), fed)
+        fed.round = 0
+        restored = codec.restore(State, codec.unpack(codec.pack(state)))
+        assert codec.pack(restored) == codec.pack(state)
+
+
+# --- Prediction -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["probabilities", "logits"])
+def test_the_ensemble_predicts_the_mean_of_its_classifiers(rule: str, tiny_data: Path, base: Network) -> None:
+    plan = prepared(tiny_data, copa={"predict": rule}).plan
+    fed: Any = Scripted({})
+    method = Copa(Hyper())
+    state = method.init(base, fed)
+    heads = dict(zip(SITES, classifiers(base, 3), strict=True))
+    state = State(state.extractor, heads, {"amber": True, "blue": True, "coral": False}, state.first_head, {})
+    net: Any = Copa.network(plan)
+    net.load_state_dict(method.models(state)[SHARED])
+    x = torch.rand(6, 3, 16, 16)
+    with torch.no_grad():
+        features = net.eval().features(x)
+        scores = [features @ heads[site]["weight"].T + heads[site]["bias"] for site in ("amber", "blue")]
+        found = net(x).softmax(1)
+    expected = torch.stack([s.softmax(1) for s in scores]).mean(0)
+    if rule == "logits":
+        expected = torch.stack(scores).mean(0).softmax(1)
+    torch.testing.assert_close(found, expected)
+
+
+def test_training_starts_from_the_given_network_with_its_norms_converted(base: Network) -> None:
+    with torch.no_grad():
+        base.backbone.block2.norm.running_mean.fill_(0.7)
+    state = Copa(Hyper()).init(base, Scripted({}))  # type: ignore[arg-type]
+    assert torch.equal(state.extractor["block2.conv.weight"], base.backbone.block2.conv.weight)
+    assert bool((state.extractor["block2.norm.running_mean"] == 0.7).all())
+    assert state.extractor["block2.norm.mean_logits"].tolist() == [1.0, 1.0]
+    assert not isinstance(base.backbone.block2.norm, HybridNorm)  # the given one is left as it was
+
+
+# --- Runs -----------------------------------------------------------------------------------------------------------
+
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "without-hbin": {"norm": "bn"},
+    "without-cofc": {"collaboration": "none"},
+    "without-iteration": {"iterate": False},
+    "without-all-three": {"norm": "bn", "collaboration": "none", "iterate": False},
+    "cofc-without-randaugment": {"augment": False},
+    "randaugment-without-cofc": {"collaboration": "enlarge"},
+    "consistency": {"collaboration": "consistency"},
+    "in": {"norm": "in"},
+    "ibn-a": {"norm": "ibn-a"},
+    "ibn-b": {"norm": "ibn-b"},
+    "switch": {"norm": "switch"},
+}
+
+
+@pytest.mark.parametrize("keys", ABLATIONS.values(), ids=ABLATIONS.keys())
+def test_every_ablation_trains_and_predicts(keys: dict[str, Any], open_federation: Any) -> None:
+    method, base, fed = open_federation(copa=keys, batch_size=16, train_per_site=32)
+    before = method.init(base, fed)
+    after = method.round(before, fed)
+    assert all(after.trained.values())
+    assert not torch.equal(before.extractor["block3.conv.weight"], after.extractor["block3.conv.weight"])
+    net = Copa.network(fed.plan)
+    net.load_state_dict(dict(method.models(after)[SHARED]))
+    with torch.no_grad():
+        scores = net.eval()(torch.rand(4, 3, 16, 16))
+    assert scores.shape == (4, 3) and bool(torch.isfinite(scores).all())
+
+
+def test_a_single_source_trains_and_says_that_nobody_collaborates(tiny_data: Path, tmp_path: Path) -> None:
+    keys = {"method": "copa", "data_dir": tiny_data, "sources": ["amber"], "target": "dim", "arch": "digits-copa"}
+    results = run(make_config(keys | {"rounds": 2, "workers": 0, "batch_size": 16}), tmp_path / "run")
+    assert results["counters"] == {"copa.no-other-classifiers": 2}
+
+
+def test_a_net_without_norms_gets_hybrid_ones(open_federation: Any) -> None:
+    method, base, fed = open_federation(arch="digits-csac", train_per_site=16)
+    state = method.round(method.init(base, fed), fed)
+    assert "conv1.norm.mean_logits" in state.extractor and "conv2.norm.running_var" in state.extractor
+
+
+def test_tables_are_refused_with_the_keys_that_would_help(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("a", "b", "c"):
+        values = rng.normal(size=(40, 4))
+        rows = [",".join(f"{v:.3f}" for v in row) + f",{int(row[0] > 0)}" for row in values]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["w,x,y,z,label", *rows]))
+    keys = {"method": "copa", "data_dir": tmp_path, "label_column": "label", "target": "c", "rounds": 1, "workers": 0}
+    with pytest.raises(InputError, match=r"copa\.augment=false and copa\.norm=bn") as caught:
+        run(make_config(keys), tmp_path / "no")
+    assert caught.value.code == "method-needs"
+    with pytest.raises(InputError, match="norm=bn"):
+        run(make_config(keys | {"copa": {"augment": False}}), tmp_path / "still-no")
+    results = run(make_config(keys | {"copa": {"augment": False, "norm": "bn"}}), tmp_path / "yes")
+    assert 0 <= results["accuracy"]["last"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ({"magnitude": 11}, "magnitude"),
+        ({"ops": 0}, "augment=false"),
+        ({"noise": -1.0}, "noise"),
+        ({"norm": "gn"}, "norm"),
+        ({"collaboration": "consistency", "iterate": False}, "iterate"),
+        ({"collaboration": "enlarge", "augment": False}, "augment"),
+    ],
+)
+def test_keys_that_make_no_sense_are_refused(keys: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        make_config({"method": "copa", "copa": keys})
+
+
+def test_on_and_off_can_be_written_on_the_command_line() -> None:
+    for text, value in (("on", True), ("off", False), ("auto", "auto")):
+        config = make_config(apply_settings({"method": "copa"}, [f"copa.cutout={text}"]))
+        assert config.hyper["cutout"] == value and config.hyper["cutout"] is not (not value)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedshift.errors import InputError
+from fedshift.federation.plan import Training
+from fedshift.runs.config import apply_settings, make_config, read_config
+from fedshift.runs.planning import prepare
+
+
+def test_an_unknown_key_names_the_nearest_known_one() -> None:
+    with pytest.raises(InputError, match="'momentun'. Did you mean 'momentum'") as caught:
+        make_config({"method": "fedavg", "momentun": 0.9})
+    assert caught.value.code == "config-key"
+
+
+def test_an_unknown_method_names_the_nearest_and_case_does_not_matter() -> None:
+    assert make_config({"method": "FedAvg"}).method == "fedavg"
+    with pytest.raises(InputError, match="Did you mean 'fedavg'"):
+        make_config({"method": "fedavgg"})
+
+
+def test_keys_of_another_method_are_an_error() -> None:
+    with pytest.raises(InputError, match="the run's method is 'fedavg'"):
+        make_config({"method": "fedavg", "deepall": {"x": 1}})
+
+
+def test_an_unknown_key_of_the_method_and_of_the_policy_are_errors() -> None:
+    with pytest.raises(InputError, match=r"unknown key fedavg\.gate"):
+        make_config({"method": "fedavg", "fedavg": {"gate": 1}})
+    with pytest.raises(InputError, match="Did you mean 'min_samples'"):
+        make_config({"method": "fedavg", "policy": {"min_sample": 3}})
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rounds": 0}, {"lr": -1}, {"quorum": 1.5}, {"precision": "float8"}, {"rounds": "many"}, {"workers": -1}]
+)
+def test_a_value_out_of_range_names_its_key(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(wrong))) as caught:
+        make_config(wrong)
+    assert caught.value.code == "config-value"
+
+
+def test_settings_reach_into_sections_and_read_numbers() -> None:
+    merged = apply_settings(
+        {"lr": 1.0, "policy": {"noise": 0.5}}, ["lr=1e-3", "policy.min_samples=4", "augment=[flip]"]
+    )
+    assert merged == {"lr": 0.001, "policy": {"noise": 0.5, "min_samples": 4}, "augment": ["flip"]}
+    with pytest.raises(InputError, match="key=value"):
+        apply_settings({}, ["rounds"])
+
+
+def test_a_configuration_file_that_is_missing_or_not_yaml(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no configuration file"):
+        read_config(tmp_path / "none.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [1")
+    with pytest.raises(InputError, match="not valid YAML"):
+        read_config(tmp_path / "bad.yaml")
+
+
+@pytest.mark.parametrize(
+    ("keys", "match"),
+    [
+        ({"target": "dimm"}, "no domain 'dimm'. Did you mean 'dim'"),
+        ({"target": "dim", "sources": ["dim", "blue"]}, "the target and a source"),
+        ({"method": "oracle"}, "needs a --target"),
+        ({"method": "fedavg", "setting": "adapt"}, "needs a --target"),
+        ({"home": "dim", "targets": ["dim", "blue"]}, "the home and a client"),
+        ({"home": "dim", "target": "blue"}, "not --target"),
+        ({"setting": "multi-adapt"}, "needs a --home"),
+        ({"target": "dim", "arch": "resnet"}, "no architecture 'resnet'"),
+        ({"target": "dim", "schedule": "linear"}, "schedule"),
+        ({"target": "dim", "arch": "mlp"}, "mlp"),
+        ({"target": "dim", "arch": "segnet-small"}, "segnet-small"),
+    ],
+)
+def test_contradictions_are_found_before_anything_starts(tiny_data: Path, keys: dict[str, Any], match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        prepare(make_config({"method": "fedavg", "data_dir": tiny_data, **keys}))
+
+
+def test_a_run_without_data_says_what_to_give() -> None:
+    with pytest.raises(InputError, match="--dataset NAME or --data-dir DIR"):
+        prepare(make_config({"method": "fedavg"}))
+
+
+def training(schedule: str, lr_min: float = 0.0) -> Training:
+    return Training(10, 64, 0.1, lr_min, 0.9, 0.0, 1.0, schedule, "float32", ())
+
+
+def test_schedules_by_hand() -> None:
+    assert training("constant").lr_at(7) == 0.1
+    # Cosine over 10 rounds: cos(0) in round 1, cos(pi / 2) in round 6.
+    assert training("cosine").lr_at(1) == pytest.approx(0.1)
+    assert training("cosine").lr_at(6) == pytest.approx(0.05)
+    assert training("cosine", 0.02).lr_at(6) == pytest.approx(0.06)
+    assert [training("step:4:0.1").lr_at(r) for r in (1, 4, 5, 9)] == pytest.approx([0.1, 0.1, 0.01, 0.001])
