@@ -119,7 +119,7 @@ def test_the_loss_is_equation_5(
 
 def test_frozen_classifiers_get_no_gradient_and_the_features_do() -> None:
     head = nn.Linear(4, 3)
-    frozen = [copa._frozen_copy(head, classifier.state_dict()) for classifier in (nn.Linear(4, 3), nn.Linear(4, 3))]
+    frozen = [copa._copy(head, nn.Linear(4, 3).state_dict()).requires_grad_(False) for _ in range(2)]
     features = torch.randn(5, 4, requires_grad=True)
     labels = torch.tensor([0, 1, 2, 1, 0])
     sum_of_losses(frozen, features, labels).backward()

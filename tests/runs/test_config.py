@@ -12,7 +12,7 @@ from fedshift.runs.planning import prepare
 
 
 def test_an_unknown_key_names_the_nearest_known_one() -> None:
-    with pytest.raises(InputError, match="'momentun'. Did you mean 'momentum'") as caught:
+    with pytest.raises(InputError, match="Did you mean 'momentum'") as caught:
         make_config({"method": "fedavg", "momentun": 0.9})
     assert caught.value.code == "config-key"
 

@@ -92,7 +92,7 @@ def test_when_every_checkpoint_is_damaged_nothing_is_overwritten(tiny_data: Path
 
 def test_a_run_of_another_configuration_is_not_touched(tiny_data: Path, stopped: Path) -> None:
     before = (stopped / "metrics.jsonl").read_bytes()
-    with pytest.raises(InputError, match="another configuration.*lr") as caught:
+    with pytest.raises(InputError, match=r"another configuration.*lr") as caught:
         run(config(tiny_data, lr=0.3), stopped, resume=True)
     assert caught.value.code == "run-exists" and (stopped / "metrics.jsonl").read_bytes() == before
 
@@ -118,7 +118,7 @@ def test_a_full_disk_is_one_clear_error_and_loses_no_round(
     original, written = os.fsync, []
 
     def fsync(handle: int) -> None:
-        name = os.readlink(f"/proc/self/fd/{handle}")
+        name = str(Path(f"/proc/self/fd/{handle}").readlink())
         if "round-00003" in name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         written.append(name)

@@ -1,6 +1,8 @@
 """Means and variances of feature maps, and normalising by them.
 
-Written for few passes over the maps: they are large, while everything computed from their moments is small.
+Maps are `(B, E, P)`: P pixels of E channels of B samples, in any memory layout; a vector's features are maps of one
+pixel. Written for few passes over them, because they are large and everything computed from their moments is small.
+Gradients of gradients are not supported.
 """
 
 from __future__ import annotations
@@ -11,85 +13,67 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_TINY = 1e-5
-
 
 class _Moments(torch.autograd.Function):
-    """torch.var_mean takes twenty times as long on a CPU, and its gradient several passes more."""
+    """Mean and variance over pixels. torch.var_mean takes ten times as long on a CPU."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        batch, channels, height, width = x.shape
-        x = x.contiguous()
-        _, mean, rstd = torch.native_group_norm(x, None, None, batch, channels, height * width, channels, _TINY)
-        ctx.save_for_backward(x, mean)
-        return mean, rstd.pow(-2).sub_(_TINY).clamp_(min=0)
+    def forward(ctx: Any, maps: Tensor) -> tuple[Tensor, Tensor]:
+        mean = maps.mean(2)
+        # Centred first: E[x^2] - E[x]^2 loses all digits where the mean is large.
+        var = (maps - mean[..., None]).square_().mean(2)
+        ctx.save_for_backward(maps, mean)
+        return mean, var
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        x, mean = ctx.saved_tensors
+        maps, mean = ctx.saved_tensors
         grad_mean, grad_var = grads
-        pixels = x.shape[2] * x.shape[3]
-        slope = grad_var * (2 / pixels)
-        offset = grad_mean / pixels - mean * slope
-        grad: Tensor = (x * slope[..., None, None]).add_(offset[..., None, None])
-        return grad
+        slope = grad_var * (2 / maps.shape[2])
+        offset = grad_mean / maps.shape[2] - mean * slope
+        return torch.addcmul(offset[..., None], maps, slope[..., None])
 
 
 class _ScaleShift(torch.autograd.Function):
-    """x scale + shift, with x `(B, E, H, W)` and the others `(B, E)`; one new map each way."""
+    """maps scale + shift, the latter two `(B, E)`; one new set of maps forth and one back."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        ctx.save_for_backward(x, scale)
-        return (x * scale[..., None, None]).add_(shift[..., None, None])
+    def forward(ctx: Any, maps: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        ctx.save_for_backward(maps, scale)
+        return torch.addcmul(shift[..., None], maps, scale[..., None])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, scale = ctx.saved_tensors
+        maps, scale = ctx.saved_tensors
         (grad,) = grads
-        product = grad * x
-        grad_scale = product.sum((2, 3))
-        return torch.mul(grad, scale[..., None, None], out=product), grad_scale, grad.sum((2, 3))
+        product = grad * maps
+        grad_scale = product.sum(2)
+        return torch.mul(grad, scale[..., None], out=product), grad_scale, grad.sum(2)
 
 
 _moments: Callable[[Tensor], tuple[Tensor, Tensor]] = _Moments.apply
 _scale_shift: Callable[[Tensor, Tensor, Tensor], Tensor] = _ScaleShift.apply
 
 
-def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance (biased) of each sample's channels: `(B, E, H, W)` or `(B, E)` to twice `(B, E)`.
-
-    A feature of a vector is a map of one pixel: it is its own mean and does not vary.
-    """
-    if x.ndim == 2:
-        return x, torch.zeros_like(x)
-    return _moments(x)
+def moments(maps: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance (biased) of each sample's channels: maps `(B, E, P)` to twice `(B, E)`."""
+    return _moments(maps)
 
 
 def batch_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of each channel over a batch, `(E,)`, from those of its samples, `(B, E)`."""
-    return _pooled(mean, var, dim=0)
+    # Variance within plus variance between: never negative, unlike the equal E[x^2] - E[x]^2.
+    between, pooled = torch.var_mean(mean, dim=0, correction=0)
+    return pooled, var.mean(0) + between
 
 
 def layer_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of each sample over its channels, `(B, 1)`, from those of the channels, `(B, E)`."""
-    pooled_mean, pooled_var = _pooled(mean, var, dim=1)
-    return pooled_mean[:, None], pooled_var[:, None]
+    between, pooled = torch.var_mean(mean, dim=1, correction=0, keepdim=True)
+    return pooled, var.mean(1, keepdim=True) + between
 
 
-def normalise(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """weight (x - mean) / sqrt(var + eps) + bias, for x `(B, E, H, W)` or `(B, E)` and the others `(B, E)` or
-    broadcast to it."""
+def normalise(maps: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """weight (maps - mean) / sqrt(var + eps) + bias: maps `(B, E, P)`, moments `(B, E)`, weight and bias `(E,)`."""
     scale = weight * torch.rsqrt(var + eps)
-    shift = bias - mean * scale
-    if x.ndim == 2:
-        return x * scale + shift
-    return _scale_shift(x, scale.expand(x.shape[:2]), shift.expand(x.shape[:2]))
-
-
-def _pooled(mean: Tensor, var: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Moments of a union of equally large groups. Variance within plus variance between: never negative, unlike the
-    equal E[x^2] - E[x]^2."""
-    pooled = mean.mean(dim)
-    return pooled, var.mean(dim) + (mean - pooled.unsqueeze(dim)).square().mean(dim)
+    return _scale_shift(maps, scale, torch.addcmul(bias, mean, scale, value=-1))

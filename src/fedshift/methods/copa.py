@@ -10,7 +10,7 @@ import copy
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from fedshift.functional.ensembles import equal_shares, inconsistency
 from fedshift.functional.losses import cross_entropy
 from fedshift.functional.noise import add_noise
 from fedshift.methods.base import SHARED, About
-from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of
+from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
 from fedshift.nn.ensembles import Ensemble, Rule
 from fedshift.nn.hybrid import Variant, Where, convert_norms
 from fedshift.nn.network import Network
@@ -112,9 +112,8 @@ class TrainedTogether(Release):
 def train(site: Labelled, extractor: Weights, head: Weights, frozen: Mapping[str, Weights], rng: Rng) -> Trained:
     """Trains {F_i, C_i} on Eq. (5); `frozen` are the other domains' classifiers {C'_j}."""
     hyper = site.hyper(Hyper)
-    net = _loaded(site, extractor)
-    net.head.load_state_dict(dict(head))
-    others = [_frozen_copy(net.head, weights) for _, weights in sorted(frozen.items())]
+    net = _loaded(site, extractor, head)
+    others = [_copy(net.head, weights).requires_grad_(False) for _, weights in sorted(frozen.items())]
     judges = [net.head] if hyper.collaboration == "enlarge" else others
     look_again = _second_look(hyper, site.plan, rng)
 
@@ -139,24 +138,26 @@ def train_together(site: Labelled, extractor: Weights, heads: Weights, rng: Rng)
     """Fig. 2, consistency: what the other domains' classifiers say of the augmented copy, on average, is drawn to what
     the site's own says of the plain one; all of them learn (Zhou, Yang, Qiao, Xiang: Domain Adaptive Ensemble
     Learning, TIP 2021)."""
-    net = _loaded(site, extractor)
-    members = nn.ModuleList(copy.deepcopy(net.head) for _ in site.plan.sources)
-    members.load_state_dict(dict(heads))
-    own = members[site.plan.sources.index(site.name)]
-    others = [member for member in members if member is not own]
+    own = site.plan.sources.index(site.name)
+    each = [_below(f"{number}.", heads) for number in range(len(site.plan.sources))]
+    net = _loaded(site, extractor, each[own])
+    members = [net.head if number == own else _copy(net.head, weights) for number, weights in enumerate(each)]
+    others = [member for member in members if member is not net.head]
     look_again = _second_look(site.hyper(Hyper), site.plan, rng)
 
     def loss_of(batch: LabelledBatch) -> Tensor:
         features = net.features(batch.x)
-        scores = own(features)
+        scores = net.head(features)
         loss = cross_entropy(scores, batch.y)
         if not others:
             return loss
         again = net.features(look_again(batch.x)) if look_again else features
         return loss + inconsistency(torch.stack([other(again) for other in others]), scores)
 
-    loss = _optimise(site, [*net.backbone.parameters(), *members.parameters()], loss_of, rng)
-    return TrainedTogether(extractor=weights_of(net.backbone), heads=weights_of(members), loss=loss)
+    parameters = [*net.parameters(), *(parameter for other in others for parameter in other.parameters())]
+    loss = _optimise(site, parameters, loss_of, rng)
+    trained = _numbered([weights_of(member) for member in members])
+    return TrainedTogether(extractor=weights_of(net.backbone), heads=trained, loss=loss)
 
 
 def converted_network(plan: Plan, hyper: Hyper) -> Network:
@@ -166,16 +167,18 @@ def converted_network(plan: Plan, hyper: Hyper) -> Network:
     return net
 
 
-def _loaded(site: Labelled, extractor: Weights) -> Network:
+def _loaded(site: Labelled, extractor: Weights, head: Weights) -> Network:
     net = converted_network(site.plan, site.hyper(Hyper))
-    net.backbone.load_state_dict(dict(extractor))
-    return net.to(site.device).train()
+    weights = {f"backbone.{key}": value for key, value in extractor.items()}
+    weights |= {f"head.{key}": value for key, value in head.items()}
+    return cast(Network, with_weights(net, weights, site.device).train())
 
 
-def _frozen_copy(head: nn.Module, weights: Weights) -> nn.Module:
-    frozen = copy.deepcopy(head).requires_grad_(False)
-    frozen.load_state_dict(dict(weights))
-    return frozen
+def _copy(head: nn.Module, weights: Weights) -> nn.Module:
+    """Another classifier like `head`, on its device."""
+    other = copy.deepcopy(head)
+    other.load_state_dict(dict(weights))
+    return other
 
 
 def _second_look(hyper: Hyper, plan: Plan, rng: Rng) -> Callable[[Tensor], Tensor] | None:
@@ -186,8 +189,10 @@ def _second_look(hyper: Hyper, plan: Plan, rng: Rng) -> Callable[[Tensor], Tenso
     is_cut = max(plan.model.input_shape) > PHOTOGRAPH if hyper.cutout == "auto" else hyper.cutout
 
     def augment(x: Tensor) -> Tensor:
-        changed = rand_augment(x.cpu(), generator, hyper.ops, hyper.magnitude)
-        return (cutout(changed, min(x.shape[2:]) // 2, generator) if is_cut else changed).to(x.device)
+        new = rand_augment(x.cpu(), generator, hyper.ops, hyper.magnitude)
+        if is_cut:
+            new = cutout(new, min(x.shape[2:]) // 2, generator)
+        return new.to(x.device, memory_format=torch.channels_last)
 
     return augment
 
@@ -273,7 +278,7 @@ class Copa:
         mean = weighted_mean((reply.heads, 1.0) for _, reply in replies)
         return State(
             extractor=self._aggregate(reply.extractor for _, reply in replies),
-            heads={s: {key: mean[f"{number}.{key}"] for key in state.first_head} for number, s in enumerate(sites)},
+            heads={site: _below(f"{number}.", mean) for number, site in enumerate(sites)},
             trained={**state.trained, **dict.fromkeys(replies.answered, True)},
             first_head=state.first_head,
             apart={},
@@ -298,6 +303,10 @@ class Copa:
 def _numbered(heads: Sequence[Weights]) -> dict[str, Tensor]:
     """The state dict of a module list."""
     return {f"{number}.{key}": value for number, head in enumerate(heads) for key, value in head.items()}
+
+
+def _below(prefix: str, weights: Weights) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
 
 
 COPA = About(

@@ -244,5 +244,6 @@ FEDADG = About(
     ("generalize",),
     "Zhang et al., 2021",
     tasks=("classification",),
-    defaults={"momentum": 0.9, "weight_decay": 1e-5},
+    # PACS. Local epochs, batch size and learning rate are for a pretrained AlexNet: docs/methods/fedadg.md.
+    defaults={"rounds": 30, "momentum": 0.9, "weight_decay": 1e-5},
 )

@@ -53,11 +53,11 @@ class HybridNorm(nn.Module):
         self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long))
 
     def forward(self, x: Tensor) -> Tensor:
-        h = x if x.dtype == torch.float64 else x.float()  # statistics in bfloat16 would be too coarse
-        own_mean, own_var = moments(h)
+        maps = _as_maps(x)
+        own_mean, own_var = moments(maps)
         if self.training:
             mean, var = batch_moments(own_mean, own_var)  # Eq. (3)
-            self._track(mean.detach(), var.detach(), count=h.numel() // h.shape[1])
+            self._track(mean.detach(), var.detach(), count=maps.shape[0] * maps.shape[2])
         else:
             mean, var = self.running_mean, self.running_var
         means, variances = [mean, own_mean], [var, own_var]
@@ -65,9 +65,8 @@ class HybridNorm(nn.Module):
             layer_mean, layer_var = layer_moments(own_mean, own_var)
             means.append(layer_mean)
             variances.append(layer_var)
-        mixed_mean = _mix(self.mean_logits, means)
-        mixed_var = _mix(self.var_logits, variances)
-        return normalise(h, mixed_mean, mixed_var, self.weight, self.bias, self.eps).to(x.dtype)  # Eq. (2)
+        mean, var = _mix(self.mean_logits, means), _mix(self.var_logits, variances)
+        return normalise(maps, mean, var, self.weight, self.bias, self.eps).view(x.shape).to(x.dtype)  # Eq. (2)
 
     @torch.no_grad()
     def _track(self, mean: Tensor, var: Tensor, count: int) -> None:
@@ -75,6 +74,11 @@ class HybridNorm(nn.Module):
         self.num_batches_tracked += 1
         self.running_mean.lerp_(mean, self.momentum)
         self.running_var.lerp_(var * (count / max(count - 1, 1)), self.momentum)  # unbiased, as BatchNorm has it
+
+
+def _as_maps(x: Tensor) -> Tensor:
+    """`(B, E, H, W)` or `(B, E)` as `(B, E, P)`, in 32 bits at least: statistics in bfloat16 would be too coarse."""
+    return (x if x.dtype == torch.float64 else x.float()).reshape(*x.shape[:2], -1)
 
 
 def _mix(logits: Tensor, statistics: list[Tensor]) -> Tensor:
@@ -99,8 +103,8 @@ class InstanceNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        h = x if x.dtype == torch.float64 else x.float()
-        return normalise(h, *moments(h), self.weight, self.bias, self.eps).to(x.dtype)
+        maps = _as_maps(x)
+        return normalise(maps, *moments(maps), self.weight, self.bias, self.eps).view(x.shape).to(x.dtype)
 
 
 class HalfInstanceNorm(nn.Module):
