@@ -177,7 +177,7 @@ def test_every_row_of_table_5_trains_another_model(tmp_path: Path) -> None:
         site = make_site(tmp_path / str(number), short(**keys))
         acquire.run(site, model=model, rng=Rng.of("x"))
         calibrated = calibrate.run(site, model=model, rng=Rng.of("y")).model
-        found[row] = calibrated["backbone.conv1.weight"]
+        found[row] = calibrated["backbone.conv1.conv.weight"]
         if row == "without cross-entropy":
             assert torch.equal(calibrated["head.weight"], model["head.weight"])  # only labels train the head
     values = list(found.values())
@@ -297,7 +297,7 @@ def test_a_stage_stands_in_metrics_by_its_last_convolution() -> None:
         "layer4": "backbone.layer4.1.conv2.weight",
         "head": "head.weight",
     }
-    assert shown("digits-csac", 28)["conv1"] == "backbone.conv1.weight"
+    assert shown("digits-csac", 28)["conv1"] == "backbone.conv1.conv.weight"
 
 
 def settings(data: Path, **changes: Any) -> dict[str, Any]:

@@ -317,3 +317,10 @@ def test_damaged_files_are_named(tmp_path: Path, file: str, content: str) -> Non
     with pytest.raises(InputError, match=re.escape(file)) as error:
         report(tmp_path, run)
     assert error.value.code == "run-corrupt"
+
+
+def test_matrices_of_many_targets_are_folded(tmp_path: Path) -> None:
+    matrices = {name: [[3, 1], [0, 4]] for name in ("a", "b", "c")}
+    page = report(tmp_path, write_run(tmp_path / "a", results={"confusion": matrices}))
+    assert page.count("details", **{"class": "fold matrices"}) == 3
+    assert report(tmp_path, write_run(tmp_path / "b")).count("details", **{"class": "fold matrices"}) == 0

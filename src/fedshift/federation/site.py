@@ -110,7 +110,7 @@ class Evaluated(Site):
             "sizes": {name: len(split) for name, split in splits.items()},
             "labelled": [name for name, split in splits.items() if split.labels is not None and len(split)],
             "skipped": len(self._domain.skipped),
-            "highest_label": max((int(np.max(part, initial=-1, where=part != VOID)) for part in labels), default=-1),
+            "highest_label": max((int(np.max(part, initial=0, where=part != VOID)) for part in labels), default=-1),
         }
 
 

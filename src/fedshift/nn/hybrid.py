@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.errors import InputError
-from fedshift.functional.norms import batch_moments, layer_moments, moments, normalise
+from fedshift.functional.norms import Moments, Part, mixed_norm, pooled_moments
 from fedshift.nn.efficientnet import MBConv
 from fedshift.nn.mobilenet import InvertedResidual
 from fedshift.nn.network import Backbone
@@ -30,8 +30,8 @@ _ENDS_LINEAR = (InvertedResidual, MBConv)
 
 
 class HybridNorm(nn.Module):
-    """A learned mixture of batch and instance statistics, in training and in evaluation; with `with_layer` of layer
-    statistics too, which makes it SwitchNorm. Maps `(B, E, H, W)` or vectors `(B, E)` to their own shape.
+    """A learned mixture of batch and instance statistics; with `with_layer` of layer statistics too, which makes it
+    SwitchNorm. Maps `(B, E, H, W)` or vectors `(B, E)` to their own shape.
 
     `mean_logits` and `var_logits` are the paper's lambda and lambda', in the order batch, instance, layer. In
     evaluation the batch part uses running statistics, kept as BatchNorm keeps them; the others are the sample's own.
@@ -43,51 +43,35 @@ class HybridNorm(nn.Module):
 
     def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1, with_layer: bool = False) -> None:
         super().__init__()
-        self.eps, self.momentum, self.with_layer = eps, momentum, with_layer
+        self.eps, self.momentum = eps, momentum
+        self.parts: tuple[Part, ...] = ("batch", "instance", "layer") if with_layer else ("batch", "instance")
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
-        self.mean_logits = nn.Parameter(torch.ones(3 if with_layer else 2))
-        self.var_logits = nn.Parameter(torch.ones(3 if with_layer else 2))
+        self.mean_logits = nn.Parameter(torch.ones(len(self.parts)))
+        self.var_logits = nn.Parameter(torch.ones(len(self.parts)))
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.ones(channels))
         self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long))
 
     def forward(self, x: Tensor) -> Tensor:
         maps = _as_maps(x)
-        own_mean, own_var = moments(maps)
+        running = None if self.training else (self.running_mean, self.running_var)
+        mean_ratios, var_ratios = self.mean_logits.softmax(0), self.var_logits.softmax(0)  # Eq. (4)
+        out, mean, var = mixed_norm(
+            maps, self.weight, self.bias, mean_ratios, var_ratios, self.parts, running, self.eps
+        )  # Eq. (2), (3)
         if self.training:
-            mean, var = batch_moments(own_mean, own_var)  # Eq. (3)
-            self._track(mean.detach(), var.detach(), count=maps.shape[0] * maps.shape[2])
-        else:
-            mean, var = self.running_mean, self.running_var
-        means, variances = [mean, own_mean], [var, own_var]
-        if self.with_layer:
-            layer_mean, layer_var = layer_moments(own_mean, own_var)
-            means.append(layer_mean)
-            variances.append(layer_var)
-        mean, var = _mix(self.mean_logits, means), _mix(self.var_logits, variances)
-        return normalise(maps, mean, var, self.weight, self.bias, self.eps).view(x.shape).to(x.dtype)  # Eq. (2)
+            self._track((mean, var), pixels=maps.shape[2])
+        return out.view(x.shape).to(x.dtype)
 
     @torch.no_grad()
-    def _track(self, mean: Tensor, var: Tensor, count: int) -> None:
-        """Move the running statistics towards a batch's, whose channels have `count` values each."""
+    def _track(self, moments: Moments, pixels: int) -> None:
+        """Move the running statistics towards those of a batch, given by its maps' `(B, E)`."""
+        mean, var = pooled_moments(moments, dim=0)
+        count = len(moments[0]) * pixels
         self.num_batches_tracked += 1
-        self.running_mean.lerp_(mean, self.momentum)
-        self.running_var.lerp_(var * (count / max(count - 1, 1)), self.momentum)  # unbiased, as BatchNorm has it
-
-
-def _as_maps(x: Tensor) -> Tensor:
-    """`(B, E, H, W)` or `(B, E)` as `(B, E, P)`, in 32 bits at least: statistics in bfloat16 would be too coarse."""
-    return (x if x.dtype == torch.float64 else x.float()).reshape(*x.shape[:2], -1)
-
-
-def _mix(logits: Tensor, statistics: list[Tensor]) -> Tensor:
-    """The sum of `(E,)`, `(B, E)` and maybe `(B, 1)` statistics, each times its ratio, `(B, E)`."""
-    first, *others = logits.softmax(0).unbind()  # Eq. (4)
-    mixed = first * statistics[0]
-    for ratio, statistic in zip(others, statistics[1:], strict=True):
-        mixed = mixed + ratio * statistic
-    return mixed
+        self.running_mean.lerp_(mean[0], self.momentum)
+        self.running_var.lerp_(var[0] * (count / max(count - 1, 1)), self.momentum)  # unbiased, as BatchNorm has it
 
 
 class InstanceNorm(nn.Module):
@@ -103,8 +87,14 @@ class InstanceNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        maps = _as_maps(x)
-        return normalise(maps, *moments(maps), self.weight, self.bias, self.eps).view(x.shape).to(x.dtype)
+        whole = torch.ones(1, device=x.device)
+        out, _, _ = mixed_norm(_as_maps(x), self.weight, self.bias, whole, whole, ("instance",), eps=self.eps)
+        return out.view(x.shape).to(x.dtype)
+
+
+def _as_maps(x: Tensor) -> Tensor:
+    """`(B, E, H, W)` or `(B, E)` as `(B, E, P)`, in 32 bits at least: statistics in bfloat16 would be too coarse."""
+    return (x if x.dtype == torch.float64 else x.float()).reshape(*x.shape[:2], -1)
 
 
 class HalfInstanceNorm(nn.Module):

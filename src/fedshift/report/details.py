@@ -221,15 +221,14 @@ def _traffic_chart(record: Record) -> Chart | None:
 
 
 def _times(record: Record) -> list[Share]:
-    """Sites that work side by side add up to more than the wall clock; what the coordinator took is then not known."""
+    """Wall clock, sites and coordinator. Sites that work side by side add up to more than the wall clock."""
     seconds = record.results.seconds if record.results else {}
     named = (
         ("Wall clock", "total"),
         ("Work at sites, added up", "sites"),
-        ("Coordinator and waiting", "coordinator"),
+        ("Coordinator's own work", "coordinator"),
     )
     known = [(label, value) for label, key in named if (value := seconds.get(key)) is not None]
-    known = [(label, value) for label, value in known if value > 0]
     longest = max((value for _, value in known), default=0.0) or 1.0
     return [Share(label, duration(value), round(100 * value / longest, 1)) for label, value in known]
 
