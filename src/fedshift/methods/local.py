@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.data.augment import PairAugment, build_augment, build_pair_augment
+from fedshift.errors import InputError
 from fedshift.federation.kinds import Weights
 from fedshift.federation.plan import Plan
 from fedshift.federation.site import Site
@@ -41,6 +42,8 @@ def augmentation(plan: Plan) -> PairAugment | None:
     names = plan.training.augment
     if not names:
         return None
+    if len(plan.model.input_shape) != 3:
+        raise InputError("config-value", "augment: table rows cannot be augmented; leave it empty")
     if plan.model.task == "segmentation":
         return build_pair_augment(names)
     augment = build_augment(names)

@@ -20,6 +20,7 @@ from fedshift.federation.plan import ModelSpec, Plan, Training
 from fedshift.federation.policy import Policy
 from fedshift.federation.site import SiteHost, SiteSpec
 from fedshift.methods import find_about
+from fedshift.methods.local import augmentation
 from fedshift.nn.archs import build_network, check_input, find_arch
 from fedshift.nn.imagenet import imagenet_weights
 from fedshift.nn.network import Network
@@ -166,8 +167,7 @@ def _plan(config: RunConfig, dataset: Dataset, roles: Roles) -> Plan:
         precision=config.precision,
         augment=config.augment,
     )
-    training.lr_at(1)  # An unknown schedule is an error before anything starts.
-    return Plan(
+    plan = Plan(
         version=__version__,
         method=config.method,
         setting=roles.setting,
@@ -178,3 +178,7 @@ def _plan(config: RunConfig, dataset: Dataset, roles: Roles) -> Plan:
         training=training,
         hyper=config.hyper,
     )
+    # What a site would stumble over in its first step is an error before anything starts.
+    training.lr_at(1)
+    augmentation(plan)
+    return plan
