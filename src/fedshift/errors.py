@@ -23,7 +23,7 @@ CATALOGUE: dict[str, str] = {
     "weights-missing": "A weights file or the package that ships it is not there.",
     "run-exists": "The run directory belongs to another configuration, is finished, or is in use.",
     "run-missing": "There is no run in that directory, or it has no trained model yet.",
-    "run-corrupt": "No checkpoint of the run can be read.",
+    "run-corrupt": "A file of the run (its checkpoints, model or results) cannot be read.",
     "disk": "A file of the run could not be written: the disk is full or not writable.",
     "method-needs": "The method cannot run on this data or with this architecture.",
     "site-policy": "A site's own policy forbids what was asked.",

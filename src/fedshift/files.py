@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from pathlib import Path
 
 from fedshift.errors import InputError
@@ -19,15 +19,16 @@ def write_atomically(path: Path, data: bytes) -> None:
     """The file is there whole or not at all, also when the machine stops in the middle."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        # Not tempfile's: those are readable by their owner only, and reports and models are meant to be shared.
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with temporary.open("xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            Path(temporary).replace(path)
+            temporary.replace(path)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise InputError(
