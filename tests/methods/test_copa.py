@@ -399,7 +399,7 @@ def test_a_single_source_trains_and_says_that_nobody_collaborates(tiny_data: Pat
 def test_a_net_without_norms_gets_hybrid_ones(open_federation: Any) -> None:
     method, base, fed = open_federation(arch="digits-csac", train_per_site=16)
     state = method.round(method.init(base, fed), fed)
-    assert "conv1.norm.mean_logits" in state.extractor and "conv2.norm.running_var" in state.extractor
+    assert "conv1.conv.norm.mean_logits" in state.extractor and "conv2.conv.norm.running_var" in state.extractor
 
 
 def test_tables_are_refused_with_the_keys_that_would_help(tmp_path: Path) -> None:
