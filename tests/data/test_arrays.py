@@ -10,18 +10,6 @@ from fedshift.data import DataSource, open_dataset
 from fedshift.errors import InputError
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    return folder
-
-
 def images(count: int, side: int = 8, seed: int = 0) -> np.ndarray:
     return np.stack([picture(seed + i, side, side) for i in range(count)])
 

@@ -11,18 +11,6 @@ from fedshift.data import DataSource, check_data, open_dataset
 from fedshift.errors import InputError
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    return folder
-
-
 def check(root: Path):
     return check_data(DataSource(data_dir=root))
 

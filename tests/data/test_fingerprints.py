@@ -11,11 +11,6 @@ from fedshift.data import fingerprints
 from fedshift.data.fingerprints import content_digest, image_facts
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files whose bytes were read."""

@@ -13,18 +13,6 @@ from fedshift.data.splits import choose_splits
 from fedshift.errors import InputError
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    return folder
-
-
 def open_folder(root: Path, image_size: int | None = None):
     return open_dataset(DataSource(data_dir=root, image_size=image_size))
 

@@ -17,18 +17,6 @@ from fedshift.data.survey import open_survey
 from fedshift.errors import InputError
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    return folder
-
-
 def open_public(name: str, root: Path) -> Dataset:
     return open_survey(survey_public(name, root, None))
 

@@ -13,11 +13,6 @@ from fedshift.errors import InputError
 IDS = np.array([[0, 1, 2], [2, 11, 255]], dtype=np.uint8)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     folder = tmp_path / "streets"

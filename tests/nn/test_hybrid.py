@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.errors import InputError
-from fedshift.functional.norms import mixed_norm, pooled_moments
+from fedshift.functional.norms import Part, mixed_norm
 from fedshift.nn.archs import build_network
 from fedshift.nn.hybrid import HalfInstanceNorm, HybridNorm, InstanceNorm, convert_norms
 
@@ -173,26 +173,25 @@ def test_gradients_by_finite_differences(shape: tuple[int, ...], training: bool,
     assert torch.autograd.gradcheck(run, [tensor.requires_grad_() for tensor in everything])
 
 
-def own_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    ones = torch.ones(1)
-    channels = x.shape[1]
-    return mixed_norm(x.flatten(2), torch.ones(channels), torch.zeros(channels), ones, ones, ("instance",))[1:]
+def moments(x: Tensor, part: Part) -> tuple[Tensor, Tensor]:
+    ones, channels = torch.ones(1), x.shape[1]
+    return mixed_norm(x.flatten(2), torch.ones(channels), torch.zeros(channels), ones, ones, (part,))[1]
 
 
-def test_moments_and_their_unions() -> None:
+@pytest.mark.parametrize(("part", "over"), [("batch", (0, 2, 3)), ("instance", (2, 3)), ("layer", (1, 2, 3))])
+def test_moments_of_every_part(part: Part, over: tuple[int, ...]) -> None:
     x = draw(3, 4, 5, 6)
-    for dim, pixels in ((None, (2, 3)), (0, (0, 2, 3)), (1, (1, 2, 3))):
-        mean, var = pooled_moments(own_moments(x), dim)
-        torch.testing.assert_close(mean.squeeze(), x.mean(pixels), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(var.squeeze(), x.var(pixels, correction=0), rtol=1e-5, atol=1e-5)
+    mean, var = moments(x, part)
+    torch.testing.assert_close(mean.squeeze(), x.mean(over), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(var.squeeze(), x.var(over, correction=0), rtol=1e-5, atol=1e-5)
 
 
 def test_variance_survives_a_mean_far_from_zero() -> None:
     """The squares have steps of 1 in float32, so E[x^2] - E[x]^2 would miss the variance altogether."""
     x = torch.tensor([4096.0, 4096.5, 4097.0, 4097.5]).reshape(1, 1, 2, 2)
-    assert float(own_moments(x)[1]) == pytest.approx(0.3125)
-    assert float(own_moments(torch.full((1, 1, 2, 2), 77.0))[1]) == 0
-    assert float(InstanceNorm(1)(x).std(correction=0)) == pytest.approx(1.0, rel=1e-3)
+    assert moments(x, "instance")[1].item() == pytest.approx(0.3125)
+    assert moments(torch.full((1, 1, 2, 2), 77.0), "batch")[1].item() == 0
+    assert InstanceNorm(1)(x).std(correction=0).item() == pytest.approx(1.0, rel=1e-3)
 
 
 # --- Putting the layers into a backbone --------------------------------------------------------------------------
