@@ -19,7 +19,7 @@ KILLS = 4
 
 
 def command(data: Path, out: Path, *more: str) -> list[str]:
-    flags = ["--data-dir", str(data), "--target", "dim", "--arch", "digits-csac", "--rounds", "12", "--out", str(out)]
+    flags = ["--data-dir", str(data), "--target", "dim", "--arch", "digits-csac", "--rounds", "16", "--out", str(out)]
     keys = ["--set", "batch_size=4", "--set", "policy.min_samples=2", "--set", "workers=0"]
     return [sys.executable, "-m", "fedshift", "train", "--method", "fedavg", *flags, *keys, *more]
 
@@ -38,7 +38,7 @@ def test_killed_at_random_moments_and_resumed(tiny_data: Path, tmp_path: Path) -
             command(tiny_data, broken, *more), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
         _wait_for_round(broken, minimum=2 * number)
-        time.sleep(moments.uniform(0, 0.3))
+        time.sleep(moments.uniform(0, 0.15))
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         killed_in_rounds.add(_last_checkpoint(broken))
@@ -52,7 +52,7 @@ def test_killed_at_random_moments_and_resumed(tiny_data: Path, tmp_path: Path) -
     rows, halves = read_metrics(broken / "metrics.jsonl")
     scored = [(row["round"], row["phase"], row["site"], row["name"]) for row in rows]
     assert len(scored) == len(set(scored)) and halves == 0
-    assert {row["round"] for row in rows} == set(range(1, 13))
+    assert {row["round"] for row in rows} == set(range(1, 17))
 
 
 def _wait_for_round(folder: Path, minimum: int) -> None:
