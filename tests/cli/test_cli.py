@@ -130,6 +130,9 @@ def test_privacy_is_read_from_the_types(monkeypatch: pytest.MonkeyPatch, capsys:
     assert status == 0
     for word in ("averaging.train", "model", "weights", "samples", "count", "only the sum"):
         assert word in shown
+    assert "other sites" not in shown
+    # FedDG lends pieces of spectra to the other sites: that must be said.
+    assert "coordinator, other sites" in call(monkeypatch, capsys, "privacy", "feddg")[1]
 
 
 def test_predict_names_classes_and_reports_unreadable_files(

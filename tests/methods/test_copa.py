@@ -76,6 +76,12 @@ def log_loss(features: np.ndarray, head: dict[str, Tensor], labels: np.ndarray) 
 # --- Eq. (5) --------------------------------------------------------------------------------------------------------
 
 
+def training_data(fed: Any, site: str) -> tuple[Tensor, Tensor]:
+    split = fed.engine._hosts[site].domain.train
+    images = torch.from_numpy(np.array(split.inputs)).permute(0, 3, 1, 2).float() / 255
+    return images, torch.from_numpy(np.array(split.labels))
+
+
 def darker(x: Tensor, generator: torch.Generator, ops: int, magnitude: float) -> Tensor:
     return x * 0.3
 
@@ -104,17 +110,41 @@ def test_the_loss_is_equation_5(
 
     net = copa.converted_network(fed.plan, method.hyper).train()
     net.backbone.load_state_dict(dict(state.extractor))
-    host = fed.engine._hosts["amber"]
-    images = torch.from_numpy(np.array(host.domain.train.inputs)).permute(0, 3, 1, 2).float() / 255
-    labels = host.domain.train.labels
+    images, labels = training_data(fed, "amber")
     with torch.no_grad():
         plain, augmented = net.features(images).double().numpy(), net.features(images * 0.3).double().numpy()
-    expected = log_loss(plain, own, labels)
+    expected = log_loss(plain, own, labels.numpy())
     if own_terms == 2:
-        expected += log_loss(augmented, own, labels)
+        expected += log_loss(augmented, own, labels.numpy())
     for other in frozen.values():
-        expected += log_loss(augmented if others_see == "augmented" else plain, other, labels)
+        expected += log_loss(augmented if others_see == "augmented" else plain, other, labels.numpy())
     assert reply.loss == pytest.approx(expected, rel=1e-4)
+
+
+def test_one_step_follows_the_gradient_of_the_whole_of_equation_5(
+    open_federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F_i takes both terms, C_i the first only."""
+    monkeypatch.setattr(copa, "rand_augment", darker)
+    method, base, fed = open_federation(lr=0.1, momentum=0.0, weight_decay=0.0)
+    state = method.init(base, fed)
+    own, *others = classifiers(base, 3)
+    each = {"amber": {"head": own, "frozen": {"blue": others[0], "coral": others[1]}}}
+    reply = fed.ask(("amber",), train, extractor=state.extractor, each=each)["amber"]
+
+    net = copa.converted_network(fed.plan, method.hyper).train()
+    net.backbone.load_state_dict(dict(state.extractor))
+    net.head.load_state_dict(own)
+    images, labels = training_data(fed, "amber")
+    plain, augmented = net.features(images), net.features(images * 0.3)
+    loss = nn.functional.cross_entropy(net.head(plain), labels)
+    for other in others:
+        loss = loss + nn.functional.cross_entropy(augmented @ other["weight"].T + other["bias"], labels)
+    loss.backward()
+    for key, parameter in net.backbone.named_parameters():
+        change = reply.extractor[key] - state.extractor[key]
+        torch.testing.assert_close(change, -0.1 * parameter.grad, rtol=1e-2, atol=2e-5)
+    torch.testing.assert_close(reply.head["bias"] - own["bias"], -0.1 * net.head.bias.grad, rtol=1e-3, atol=1e-6)
 
 
 def test_frozen_classifiers_get_no_gradient_and_the_features_do() -> None:

@@ -92,11 +92,12 @@ def show_privacy(method: str) -> None:
     implementation = find_method(method)
     table = Table(title=f"What leaves a site under {method.lower()}", title_justify="left")
     for column in ("step", "field", "kind", "what it is", "to", "secure aggregation"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column)
     for step in implementation.steps:
         for field, kind in kinds(step.release).items():
             alone = "possible: only the sum is used" if field in step.release.summed else "no: used one by one"
-            table.add_row(step.name, field, kind.name, kind.meaning, "coordinator", alone)
+            to = "coordinator, other sites" if field in step.release.passed_on else "coordinator"
+            table.add_row(step.name, field, kind.name, kind.meaning, to, alone)
     Console().print(table)
 
 

@@ -34,9 +34,11 @@ Facts = Annotated[Mapping[str, Any], Kind("facts", "sizes, class names and versi
 @dataclass(frozen=True)
 class Release:
     """Base of everything that leaves a site. `summed` names the fields that the coordinator only ever adds up
-    over sites, so that secure aggregation could hide each site's own value."""
+    over sites, so that secure aggregation could hide each site's own value; `passed_on` those that it hands to other
+    sites as they are."""
 
     summed: ClassVar[frozenset[str]] = frozenset()
+    passed_on: ClassVar[frozenset[str]] = frozenset()
 
 
 def kinds(release: type[Release]) -> dict[str, Kind]:

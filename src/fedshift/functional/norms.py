@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Part = Literal["batch", "instance", "layer"]
@@ -29,25 +30,15 @@ def mixed_norm(
     parts: Sequence[Part],
     running: Moments | None = None,
     eps: float = 1e-5,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """weight (maps - mean) / sqrt(var + eps) + bias, `(B, E, P)`, and the moments of each map, twice `(B, E)`.
+) -> tuple[Tensor, Moments]:
+    """weight (maps - mean) / sqrt(var + eps) + bias, `(B, E, P)`, and the moments of the first part, as constants.
 
     `mean` is the sum of the parts' means times `mean_ratios` `(len(parts),)`, `var` of their variances times
-    `var_ratios`; `weight`, `bias` and the `running` moments, which stand in for the batch's where given, are `(E,)`.
-    The moments returned are constants. First derivatives only.
+    `var_ratios`; `weight` and `bias` are `(E,)`. The moments of a batch are `(1, E)`, of instances `(B, E)`, of layers
+    `(B, 1)`; `running` ones `(1, E)` stand in for the batch's where given. First derivatives only.
     """
-    return _mixed_norm(maps, weight, bias, mean_ratios, var_ratios, tuple(parts), running, eps)
-
-
-def pooled_moments(moments: Moments, dim: int | None) -> Moments:
-    """The moments of maps put together along `dim`, which keeps length 1, from those of each, `(B, E)`: over a batch
-    (0), over channels (1), or of each as it is (None)."""
-    mean, var = moments
-    if dim is None:
-        return moments
-    together = mean.mean(dim, keepdim=True)
-    # Variance within plus variance between: never negative, unlike the equal E[x^2] - E[x]^2.
-    return together, var.mean(dim, keepdim=True) + (mean - together).square_().mean(dim, keepdim=True)
+    out, mean, var = _mixed_norm(maps, weight, bias, mean_ratios, var_ratios, tuple(parts), running, eps)
+    return out, (mean, var)
 
 
 class _MixedNorm(torch.autograd.Function):
@@ -64,20 +55,20 @@ class _MixedNorm(torch.autograd.Function):
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         own_mean = maps.mean(2)
-        # Centred first, for the digits; torch.var_mean takes ten times as long on a CPU.
-        own_var = (maps - own_mean[..., None]).square_().mean(2)
+        # Squares of centred values, for the digits; torch.var_mean takes ten times as long on a CPU.
+        own_var = F.mse_loss(maps, own_mean[..., None].expand_as(maps), reduction="none").mean(2)
         statistics = [
-            running if part == "batch" and running else pooled_moments((own_mean, own_var), _POOLED_OVER[part])
-            for part in parts
+            running if part == "batch" and running else _pooled(own_mean, own_var, _POOLED_OVER[part]) for part in parts
         ]
         mean = _weighted(mean_ratios, [part_mean for part_mean, _ in statistics])
-        rstd = torch.rsqrt(_weighted(var_ratios, [part_var for _, part_var in statistics]) + eps)
+        rstd = _weighted(var_ratios, [part_var for _, part_var in statistics]).add_(eps).rsqrt_()
         scale = weight * rstd
         shift = torch.addcmul(bias, mean, scale, value=-1)
-        ctx.parts, ctx.running = parts, running is not None
-        ctx.save_for_backward(maps, mean_ratios, var_ratios, own_mean, mean, rstd, scale, *sum(statistics, start=()))
-        ctx.mark_non_differentiable(own_mean, own_var)
-        return torch.addcmul(shift[..., None], maps, scale[..., None]), own_mean, own_var
+        ctx.parts, ctx.has_running = parts, running is not None
+        flat = [tensor for moments in statistics for tensor in moments]
+        ctx.save_for_backward(maps, mean_ratios, var_ratios, own_mean, mean, rstd, scale, *flat)
+        ctx.mark_non_differentiable(*statistics[0])
+        return torch.addcmul(shift[..., None], maps, scale[..., None]), *statistics[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -86,23 +77,25 @@ class _MixedNorm(torch.autograd.Function):
         product = grad * maps
         # The result is maps * scale + shift, where shift = bias - mean * scale and scale = weight * rstd.
         by_shift = grad.sum(2)
-        by_scale = product.sum(2) - mean * by_shift
-        by_mean = -scale * by_shift
-        by_var = -0.5 * by_scale * scale * rstd.square()
+        by_scale = torch.addcmul(product.sum(2), mean, by_shift, value=-1)
+        by_mean = (scale * by_shift).neg_()
+        by_var = (by_scale * scale).mul_(rstd).mul_(rstd).mul_(-0.5)
         by_own_mean, by_own_var = torch.zeros_like(by_mean), torch.zeros_like(by_var)
-        for number, part in enumerate(ctx.parts):
-            if part == "batch" and ctx.running:
+        ratios = zip(mean_ratios.tolist(), var_ratios.tolist(), strict=True)
+        for part, part_mean, (mean_ratio, var_ratio) in zip(ctx.parts, means, ratios, strict=True):
+            if part == "batch" and ctx.has_running:
                 continue
             dim = _POOLED_OVER[part]
-            to_mean = by_mean if dim is None else by_mean.mean(dim, keepdim=True)
-            to_var = by_var if dim is None else by_var.mean(dim, keepdim=True)
-            to_var = var_ratios[number] * to_var
-            by_own_var += to_var
-            by_own_mean += mean_ratios[number] * to_mean
-            if dim is not None:  # the variance between maps
-                by_own_mean += 2 * to_var * (own_mean - means[number])
-        slope = by_own_var * (2 / maps.shape[2])
-        offset = by_own_mean / maps.shape[2] - own_mean * slope
+            if dim is None:
+                by_own_mean.add_(by_mean, alpha=mean_ratio)
+                by_own_var.add_(by_var, alpha=var_ratio)
+                continue
+            by_part_var = by_var.mean(dim, keepdim=True)
+            by_own_mean.add_(by_mean.mean(dim, keepdim=True), alpha=mean_ratio)
+            by_own_mean.addcmul_(own_mean - part_mean, by_part_var, value=2 * var_ratio)  # variance between maps
+            by_own_var.add_(by_part_var, alpha=var_ratio)  # variance within
+        slope = by_own_var.mul_(2 / maps.shape[2])
+        offset = by_own_mean.div_(maps.shape[2]).addcmul_(own_mean, slope, value=-1)
         by_maps = torch.addcmul(offset[..., None], maps, slope[..., None], out=product)
         return (
             by_maps.addcmul_(grad, scale[..., None]),
@@ -116,12 +109,23 @@ class _MixedNorm(torch.autograd.Function):
         )
 
 
+_mixed_norm: Callable[..., tuple[Tensor, Tensor, Tensor]] = _MixedNorm.apply
+
+
+def _pooled(mean: Tensor, var: Tensor, dim: int | None) -> Moments:
+    """Moments over a batch (dim 0), over channels (dim 1), or as they are, from those of each map, `(B, E)`."""
+    if dim is None:
+        return mean, var
+    together = mean.mean(dim, keepdim=True)
+    # Variance within plus variance between: never negative, unlike the equal E[x^2] - E[x]^2.
+    between = (mean - together).square_().mean(dim, keepdim=True)
+    return together, between.add_(var.mean(dim, keepdim=True))
+
+
 def _weighted(ratios: Tensor, values: Sequence[Tensor]) -> Tensor:
     """The sum of `values`, broadcast to each other, times `ratios`."""
-    total = ratios[0] * values[0]
-    for ratio, value in zip(ratios[1:], values[1:], strict=True):
-        total = total + ratio * value
+    first, *others = ratios.tolist()
+    total: Tensor = values[0] * first
+    for ratio, value in zip(others, values[1:], strict=True):
+        total = torch.add(total, value, alpha=ratio)
     return total
-
-
-_mixed_norm: Callable[..., tuple[Tensor, Tensor, Tensor]] = _MixedNorm.apply

@@ -95,6 +95,7 @@ class Trained(Release):
     head: Weights
     loss: Metric
     summed = frozenset({"extractor"})
+    passed_on = frozenset({"head"})
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,14 @@ def train(site: Labelled, extractor: Weights, head: Weights, frozen: Mapping[str
     def loss_of(batch: LabelledBatch) -> Tensor:
         features = net.features(batch.x)
         loss = cross_entropy(net.head(features), batch.y)  # Eq. (1)
-        # A pass of its own: in one batch, plain and augmented images would be normalised by common statistics.
-        again = net.features(look_again(batch.x)) if judges and look_again else features
-        return loss + sum_of_losses(judges, again, batch.y)  # Eq. (5)
+        if not judges:
+            return loss
+        if look_again:
+            # A pass of its own: in one batch, plain and augmented images would be normalised by common statistics.
+            # The first term's gradient is taken now, so that its maps make room for the second's.
+            loss.backward()
+            loss, features = loss.detach(), net.features(look_again(batch.x))
+        return loss + sum_of_losses(judges, features, batch.y)  # Eq. (5)
 
     loss = _optimise(site, net.parameters(), loss_of, rng)
     return Trained(extractor=weights_of(net.backbone), head=weights_of(net.head), loss=loss)
@@ -130,7 +136,8 @@ def train(site: Labelled, extractor: Weights, head: Weights, frozen: Mapping[str
 
 def sum_of_losses(heads: Sequence[nn.Module], features: Tensor, labels: Tensor) -> Tensor:
     """sum_j CE(C'_j(features), labels). Frozen classifiers take no gradient and hand it on to the features."""
-    return sum((cross_entropy(head(features), labels) for head in heads), start=features.new_zeros(()))
+    scores = torch.cat([head(features) for head in heads])
+    return len(heads) * cross_entropy(scores, labels.repeat(len(heads)))
 
 
 @step

@@ -65,6 +65,7 @@ class State:
 @dataclass(frozen=True)
 class Lent(Release):
     spectra: Spectra
+    passed_on = frozenset({"spectra"})
 
 
 @dataclass(frozen=True)

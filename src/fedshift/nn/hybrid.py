@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.errors import InputError
-from fedshift.functional.norms import Moments, Part, mixed_norm, pooled_moments
+from fedshift.functional.norms import Moments, Part, mixed_norm
 from fedshift.nn.efficientnet import MBConv
 from fedshift.nn.mobilenet import InvertedResidual
 from fedshift.nn.network import Backbone
@@ -55,20 +55,19 @@ class HybridNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         maps = _as_maps(x)
-        running = None if self.training else (self.running_mean, self.running_var)
         mean_ratios, var_ratios = self.mean_logits.softmax(0), self.var_logits.softmax(0)  # Eq. (4)
-        out, mean, var = mixed_norm(
+        running = None if self.training else (self.running_mean[None], self.running_var[None])
+        out, batch = mixed_norm(
             maps, self.weight, self.bias, mean_ratios, var_ratios, self.parts, running, self.eps
         )  # Eq. (2), (3)
         if self.training:
-            self._track((mean, var), pixels=maps.shape[2])
+            self._track(batch, count=maps.shape[0] * maps.shape[2])
         return out.view(x.shape).to(x.dtype)
 
     @torch.no_grad()
-    def _track(self, moments: Moments, pixels: int) -> None:
-        """Move the running statistics towards those of a batch, given by its maps' `(B, E)`."""
-        mean, var = pooled_moments(moments, dim=0)
-        count = len(moments[0]) * pixels
+    def _track(self, batch: Moments, count: int) -> None:
+        """Move the running statistics towards a batch's, whose channels have `count` values each."""
+        mean, var = batch
         self.num_batches_tracked += 1
         self.running_mean.lerp_(mean[0], self.momentum)
         self.running_var.lerp_(var[0] * (count / max(count - 1, 1)), self.momentum)  # unbiased, as BatchNorm has it
@@ -88,7 +87,7 @@ class InstanceNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         whole = torch.ones(1, device=x.device)
-        out, _, _ = mixed_norm(_as_maps(x), self.weight, self.bias, whole, whole, ("instance",), eps=self.eps)
+        out, _ = mixed_norm(_as_maps(x), self.weight, self.bias, whole, whole, ("instance",), eps=self.eps)
         return out.view(x.shape).to(x.dtype)
 
 
