@@ -56,13 +56,18 @@ def show(record: Path, rule: str) -> str:
     for method in methods:
         own = [row for row in rows if row["method"] == method]
         cells = [_cell([row["per_target"][t][rule] for row in own if t in row["per_target"]]) for t in targets]
-        seeds = sorted({row["seed"] for row in own})
+        # A seed that lacks a target would be averaged over easier or harder ones.
+        seeds = [s for s in sorted({r["seed"] for r in own}) if _targets(own, s) == set(targets)]
         means = [
             statistics.mean(row["per_target"][t][rule] for row in own if row["seed"] == s for t in row["per_target"])
             for s in seeds
         ]
         lines.append(f"| {method} | " + " | ".join(cells) + f" | {_cell(means)} |")
     return "\n".join(lines)
+
+
+def _targets(rows: list[dict[str, Any]], seed: int) -> set[str]:
+    return {target for row in rows if row["seed"] == seed for target in row["per_target"]}
 
 
 def _cell(values: list[float]) -> str:

@@ -299,6 +299,17 @@ def test_ibn_b_has_instance_norms_first_and_behind_two_stages() -> None:
     assert out.shape == (2, 64, 8, 8) and out.min() == 0
 
 
+@pytest.mark.parametrize("variant", ["hbin", "switch", "in"])
+def test_a_converted_net_can_be_exported(variant: Any) -> None:
+    built = net("digits-copa", side=16)
+    convert_norms(built.backbone, variant)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    exported = torch.export.export(built, (torch.rand(4, 3, 16, 16),), dynamic_shapes=({0: batch},))
+    x = torch.rand(7, 3, 16, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(exported.module()(x), built(x))
+
+
 @pytest.mark.parametrize("variant", ["hbin", "switch", "in", "ibn-a", "ibn-b"])
 def test_every_variant_trains_the_smallest_images(variant: Any) -> None:
     """At 16 pixels the last maps of a ResNet have one pixel: an instance norm there has nothing to divide by."""

@@ -124,8 +124,7 @@ def _pooled(mean: Tensor, var: Tensor, dim: int | None) -> Moments:
 
 def _weighted(ratios: Tensor, values: Sequence[Tensor]) -> Tensor:
     """The sum of `values`, broadcast to each other, times `ratios`."""
-    first, *others = ratios.tolist()
-    total: Tensor = values[0] * first
-    for ratio, value in zip(others, values[1:], strict=True):
-        total = torch.add(total, value, alpha=ratio)
+    total = ratios[0] * values[0]
+    for place, value in enumerate(values[1:], start=1):
+        total = torch.addcmul(total, ratios[place], value)
     return total
