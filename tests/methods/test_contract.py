@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import CLASSES, write_domain
+from tinydata import CLASSES, write_domain
 
 from fedshift.errors import FedshiftError, SiteError
 from fedshift.federation import codec

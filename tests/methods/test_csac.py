@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import CLASSES, shapes
+from tinydata import CLASSES, shapes
 from torch import Tensor
 
 from fedshift.data.domain import DataSource, Domain, Split
