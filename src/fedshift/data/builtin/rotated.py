@@ -30,7 +30,7 @@ RECIPE = Recipe(
     classes=tuple("0123456789"),
     domains=tuple(ANGLES),
     input_shape=(3, SIZE, SIZE),
-    revision=1,
+    revision=2,
     draw=draw,
     domains_share_randomness=True,
 )
