@@ -42,6 +42,12 @@ def test_noise_is_fresh_every_time_so_that_the_seed_cannot_undo_it() -> None:
     assert not torch.equal(first, second) and float(first.abs().max()) > 0
 
 
+def test_noise_never_makes_a_running_variance_negative() -> None:
+    variance = {"bn.running_var": torch.full((1000,), 0.01)}
+    noisy = Policy(noise=1.0).apply(Learned(variance, 20), {"model": variance})[0].model["bn.running_var"]  # type: ignore[attr-defined]
+    assert float(noisy.min()) == 0 and float(noisy.max()) > 0.5
+
+
 def test_a_kind_that_is_not_allowed_fails_closed() -> None:
     with pytest.raises(SiteError, match="does not allow 'weights'") as caught:
         Policy(allow=("count",)).apply(learned(1, 1, 1, 1), {"model": OLD})

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedshift.errors import SiteError
 from fedshift.federation.kinds import Release, kinds
 from fedshift.functional.averaging import update_norm
+from fedshift.functional.noise import add_noise
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,8 @@ class Policy:
         scale = min(1.0, limit / norm) if norm > 0 else 1.0
         # Never derive this from the run's seed: the coordinator knows the seed and could subtract the noise again.
         generator = torch.Generator().manual_seed(secrets.randbits(63))
-        protected = {}
-        for key, value in weights.items():
-            if not value.is_floating_point():
-                protected[key] = value
-                continue
-            noise = torch.randn(value.shape, generator=generator, dtype=value.dtype) * self.noise
-            protected[key] = origin[key] + (value - origin[key]) * scale + noise
-        return protected, scale < 1.0
+        clipped = {
+            key: origin[key] + (value - origin[key]) * scale if value.is_floating_point() else value
+            for key, value in weights.items()
+        }
+        return add_noise(clipped, self.noise, generator), scale < 1.0
