@@ -23,7 +23,6 @@ from fedshift.federation.store import SiteStore
 from fedshift.rng import Rng
 
 Role = Literal["labelled", "unlabelled", "held-out"]
-SplitName = Literal["train", "val", "test"]
 H = TypeVar("H")
 
 

@@ -69,7 +69,7 @@ class RunConfig(BaseModel):
     """The method's own keys; in files and on the command line they stand under the method's name."""
 
     @model_validator(mode="after")
-    def _one_source_of_data(self) -> RunConfig:
+    def _workers_not_negative(self) -> RunConfig:
         if self.workers != "auto" and self.workers < 0:
             raise ValueError("workers: 0 (this process) or more, or auto")
         return self
