@@ -19,6 +19,7 @@ from fedshift.federation.federation import Federation, Rules
 from fedshift.federation.plan import ModelSpec, Plan, Training
 from fedshift.federation.policy import Policy
 from fedshift.federation.site import SiteHost, SiteSpec
+from fedshift.memory import keep_freed_memory
 from fedshift.methods import find_about
 from fedshift.methods.local import augmentation
 from fedshift.nn.archs import build_network, check_input, find_arch
@@ -71,6 +72,7 @@ def base_network(prepared: Prepared) -> tuple[Network, str]:
 
 def open_federation(prepared: Prepared, sites_folder: Path, *, debug: bool = False) -> Federation:
     """The federation of a run on this machine. Close its engine when done."""
+    keep_freed_memory()
     config, roles = prepared.config, prepared.roles
     specs = [_site_spec(person, prepared, sites_folder) for person in roles.sites]
     home = None

@@ -13,9 +13,11 @@ from fedshift.federation.engines.inprocess import read_frame, write_frame
 from fedshift.federation.plan import Plan
 from fedshift.federation.site import SiteHost, SiteSpec
 from fedshift.federation.step import Request, answer
+from fedshift.memory import keep_freed_memory
 
 
 def main() -> None:
+    keep_freed_memory()
     # Anything a library prints must not end up between the frames.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

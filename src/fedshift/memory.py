@@ -1,0 +1,29 @@
+"""How this process asks the system for memory."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+
+TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3  # M_... of malloc.h
+MEGABYTE = 1 << 20
+
+
+@cache
+def keep_freed_memory() -> bool:
+    """Lets the allocator hold on to what tensors free, where it is glibc's; says whether it does.
+
+    A training step frees its activations and asks for the same again in the next step. By default glibc gives large
+    blocks back to the system each time, and clearing the new pages took a fifth of a step of the digit nets
+    (benchmarks/allocator.py). The price: a process keeps its peak of small and middle-sized blocks until it ends.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another libc
+        return False
+    # 32 MB is the most that glibc takes as mmap threshold; larger blocks still come and go as they like.
+    settings = {MMAP_THRESHOLD: 32 * MEGABYTE, TRIM_THRESHOLD: 2047 * MEGABYTE, TOP_PAD: 64 * MEGABYTE}
+    return all(mallopt(name, value) == 1 for name, value in settings.items())
