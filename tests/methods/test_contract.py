@@ -247,6 +247,28 @@ def _blue_was_not_asked(folder: Path) -> bool:
     return all(row["step"] in (score.name, introduce.name) for row in rows)
 
 
+@every_setting
+def test_labels_of_the_targets_change_no_byte_of_the_model(
+    method: str, setting: str, tiny_data: Path, usual: dict[str, Any], tmp_path: Path
+) -> None:
+    """Unless the method is a bound that says it learns from them."""
+    if METHODS[method].about.data == "target-labels":
+        pytest.skip("learns from the labels of the targets and says so")
+    targets = ("dim",) if setting != "multi-adapt" else ("blue", "coral", "dim")
+    root = tmp_path / "data"
+    root.mkdir()
+    for file in tiny_data.glob("*.npz"):
+        with np.load(file) as arrays:
+            parts = dict(arrays)
+        if file.stem in targets:
+            draw = np.random.default_rng(7)
+            parts |= {key: draw.integers(0, CLASSES, len(parts[key])) for key in parts if key.endswith("_labels")}
+        np.savez(root / file.name, **parts)
+    other = run(make_config(settings(method, setting, root)), tmp_path / "run")
+    assert other["model_sha256"] == usual["model_sha256"]
+    assert other["per_target"] != usual["per_target"], "the labels have to differ for this test to mean something"
+
+
 @every_method
 def test_a_one_class_site_keeps_labels_aligned(method: str, setting: str, tmp_path: Path) -> None:
     """A site that has seen one class only still trains with the agreed class list."""

@@ -73,6 +73,9 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Decides every random choice.")] = None,
     label_column: Annotated[str | None, typer.Option(help="Tables: the column with the class.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side in pixels that images are resized to.")] = None,
+    attack: Annotated[
+        list[str] | None, typer.Option(help="A bad site, for studies: poison:SITE:0.3, noise:SITE, other-task:SITE.")
+    ] = None,
     engine: Annotated[str | None, typer.Option(help="Where sites run.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory. Default: runs/METHOD-DATA-TARGET-seedN.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any configuration key, key=value.")] = None,
@@ -103,6 +106,7 @@ def train(
         "seed": seed,
         "label_column": label_column,
         "image_size": image_size,
+        "attack": attack,
         "engine": engine,
     }
     values = read_config(config) if config else {}

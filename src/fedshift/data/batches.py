@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedshift.data.attacks import with_wrong_labels
 from fedshift.data.augment import Augment, PairAugment
 from fedshift.data.domain import Split
 from fedshift.rng import Rng
@@ -58,9 +59,24 @@ class _Inputs:
         while total > 0:
             order = torch.randperm(len(self), generator=generator)[:total]
             total -= len(order)
-            for index in torch.split(order, size):
-                if len(index) > 1 or len(order) == 1:
-                    yield index
+            yield from self.cut(order, size)
+
+    def stretch(self, begin: float, end: float, rng: Rng) -> Tensor:
+        """The samples that endless passes, each in an order of its own, meet from `begin` to `end`, counted in passes.
+        Stretches that follow each other cover every pass. One has at least two samples (one, where there is one),
+        because batch normalisation cannot train on fewer."""
+        count = len(self)
+        first = round(begin * count)
+        last = max(round(end * count), first + min(2, count))
+        numbers = range(first // count, -(-last // count))
+        orders = [torch.randperm(count, generator=rng.child("pass", number).torch()) for number in numbers]
+        return torch.cat(orders)[first - numbers.start * count : last - numbers.start * count]
+
+    @staticmethod
+    def cut(order: Tensor, size: int) -> Iterator[Tensor]:
+        for index in torch.split(order, size):
+            if len(index) > 1 or len(order) == 1:
+                yield index
 
     def in_order(self, size: int) -> Iterator[Tensor]:
         yield from torch.split(torch.arange(len(self)), size)
@@ -85,6 +101,15 @@ class UnlabelledData:
             x = self._inputs.gather(index)
             yield UnlabelledBatch((augment(x, generator) if augment else x).to(self._device), index)
 
+    def stretch(self, begin: float, end: float, rng: Rng) -> Tensor:
+        """Which samples a round takes: see `_Inputs.stretch`."""
+        return self._inputs.stretch(begin, end, rng)
+
+    def along(self, order: Tensor, size: int) -> Iterator[UnlabelledBatch]:
+        """Batches of the samples `order`, one after the other."""
+        for index in self._inputs.cut(order, size):
+            yield UnlabelledBatch(self._inputs.gather(index).to(self._device), index)
+
     def in_order(self, size: int) -> Iterator[UnlabelledBatch]:
         """Every sample once, in the split's order."""
         for index in self._inputs.in_order(size):
@@ -92,10 +117,13 @@ class UnlabelledData:
 
 
 class LabelledData:
-    """The inputs and labels of a split."""
+    """The inputs and labels of a split. At a poisoned site (`poison` > 0) that share of every training batch has wrong
+    labels out of `classes`."""
 
-    def __init__(self, split: Split, device: torch.device) -> None:
+    def __init__(self, split: Split, device: torch.device, poison: float = 0.0, classes: int = 0) -> None:
         assert split.labels is not None
+        self._poison = poison
+        self._classes = classes
         self._inputs = _Inputs(split)
         self._labels = torch.from_numpy(np.array(split.labels, dtype=np.int64))
         self._device = device
@@ -107,9 +135,21 @@ class LabelledData:
         self, size: int, rng: Rng, epochs: float = 1, augment: PairAugment | None = None
     ) -> Iterator[LabelledBatch]:
         """Shuffled batches for training; `augment` sees inputs and labels, so that masks move with their images."""
+        return self._batches(self._inputs.shuffled(size, epochs, rng), rng, augment)
+
+    def stretch(
+        self, begin: float, end: float, order: Rng, size: int, rng: Rng, augment: PairAugment | None = None
+    ) -> Iterator[LabelledBatch]:
+        """Batches for training on what endless passes in the order of `order` meet from `begin` to `end`: see
+        `_Inputs.stretch`."""
+        return self._batches(self._inputs.cut(self._inputs.stretch(begin, end, order), size), rng, augment)
+
+    def _batches(self, indices: Iterable[Tensor], rng: Rng, augment: PairAugment | None) -> Iterator[LabelledBatch]:
         generator = rng.child("augment").torch()
-        for index in self._inputs.shuffled(size, epochs, rng):
+        for index in indices:
             x, y = self._inputs.gather(index), self._labels[index]
+            if self._poison:
+                y = with_wrong_labels(y, self._poison, self._classes)
             if augment is not None:
                 x, y = augment(x, y, generator)
             yield LabelledBatch(x.to(self._device), y.to(self._device), index)

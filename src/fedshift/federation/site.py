@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fedshift._version import __version__
+from fedshift.data.attacks import Attack, spoiled
 from fedshift.data.batches import LabelledData, UnlabelledData
 from fedshift.data.domain import VOID, Dataset, DataSource, Domain, Split
 from fedshift.errors import InputError, SiteError
@@ -27,11 +28,20 @@ H = TypeVar("H")
 
 
 @dataclass(frozen=True)
+class Copied:
+    """A domain of another site, which uses `train_share` of its training data."""
+
+    domain: str
+    train_share: float
+
+
+@dataclass(frozen=True)
 class SiteSpec:
     """All that another process needs to become this site. Several domains make a pooled site (centralized baselines).
 
     `role` is what methods may do here: learn with labels, learn without, or nothing (held out for scoring).
-    `train_cap` keeps that many training samples, `train_share` that fraction, both chosen by the seed.
+    `train_cap` keeps that many training samples, `train_share` that fraction, both chosen by the seed. `copies`
+    were given to this site beforehand, by methods that move data (`About.data`). `attacks` are played by it, for studies.
     """
 
     name: str
@@ -43,19 +53,38 @@ class SiteSpec:
     train_cap: int | None = None
     train_share: float = 1.0
     device: str = "cpu"
+    copies: tuple[Copied, ...] = ()
+    attacks: tuple[Attack, ...] = ()
+
+    @property
+    def poison(self) -> float:
+        """The share of every training batch that gets wrong labels. Of a pooled site, a domain has its part."""
+        return sum(attack.share for attack in self.attacks if attack.kind == "poison") / len(self.domains)
 
 
 class Site:
-    """What every view has: who and when, the agreed plan, the site's own store."""
+    """What every view has: who and when, the agreed plan, the site's own store, and `min_samples` of its policy: from
+    how many samples anything that leaves it must be made."""
 
-    def __init__(self, spec: SiteSpec, plan: Plan, domain: Domain, classes: tuple[str, ...], round: int) -> None:
+    def __init__(
+        self,
+        spec: SiteSpec,
+        plan: Plan,
+        domain: Domain,
+        classes: tuple[str, ...],
+        round: int,
+        copies: Mapping[str, Split],
+    ) -> None:
         self._domain = domain
+        self._copies = copies
         self._classes = classes
         self.name = spec.name
         self.plan = plan
         self.round = round
         self.store = SiteStore(spec.folder / "state")
         self.device = torch.device(spec.device)
+        self.min_samples = spec.policy.min_samples
+        self._poison = spec.poison
 
     @property
     def lr(self) -> float:
@@ -68,7 +97,7 @@ class Site:
     def _labelled(self, split: Split, name: str) -> LabelledData:
         if split.labels is None:
             raise SiteError("method-needs", f"site {self.name!r} has no labels in its {name} split")
-        return LabelledData(split, self.device)
+        return LabelledData(split, self.device, self._poison if name == "train" else 0.0, len(self._classes))
 
 
 class Labelled(Site):
@@ -89,6 +118,23 @@ class Unlabelled(Site):
     @cached_property
     def train(self) -> UnlabelledData:
         return UnlabelledData(self._domain.train.without_labels(), self.device)
+
+
+class WithSource(Unlabelled):
+    """An unlabelled site that was given a copy of the home's labelled training data."""
+
+    @cached_property
+    def source(self) -> LabelledData:
+        (copy,) = self._copies.values()
+        return self._labelled(copy, "copied")
+
+
+class WithTargets(Labelled):
+    """The labelled home, given a copy of all clients' training data without labels."""
+
+    @cached_property
+    def targets(self) -> dict[str, UnlabelledData]:
+        return {name: UnlabelledData(copy.without_labels(), self.device) for name, copy in self._copies.items()}
 
 
 class Evaluated(Site):
@@ -116,6 +162,8 @@ class Evaluated(Site):
 _VIEWS: dict[type[Site], tuple[Role, ...]] = {
     Labelled: ("labelled",),
     Unlabelled: ("unlabelled",),
+    WithSource: ("unlabelled",),
+    WithTargets: ("labelled",),
     Evaluated: ("labelled", "unlabelled", "held-out"),
 }
 
@@ -135,27 +183,44 @@ class SiteHost:
 
     @cached_property
     def domain(self) -> Domain:
-        parts = [self.dataset.load(name) for name in self.spec.domains]
-        train = _concatenate([self._capped(part.train, part.name) for part in parts])
+        parts = [self._as_attacked(self.dataset.load(name)) for name in self.spec.domains]
+        train = _concatenate([self._capped(part.train, part.name, self.spec.train_share) for part in parts])
         val, test = _concatenate([part.val for part in parts]), _concatenate([part.test for part in parts])
         return Domain(self.spec.name, train, val, test, tuple(skipped for part in parts for skipped in part.skipped))
 
+    @cached_property
+    def copies(self) -> dict[str, Split]:
+        """Domain -> the very training samples that its own site uses."""
+        return {
+            copy.domain: self._capped(self.dataset.load(copy.domain).train, copy.domain, copy.train_share)
+            for copy in self.spec.copies
+        }
+
     def view(self, kind: type[Site], round: int) -> Site:
         """The view of `kind`. Views are kept between rounds, so that data becomes tensors once."""
-        if self.spec.role not in _VIEWS[kind]:
+        copies = self.copies if issubclass(kind, WithSource | WithTargets) else None
+        if self.spec.role not in _VIEWS[kind] or copies == {}:
             raise SiteError(
                 "site-policy",
                 f"a step asked site {self.spec.name!r} ({self.spec.role}) for {kind.__name__} data",
             )
         if kind not in self._views:
-            self._views[kind] = kind(self.spec, self.plan, self.domain, self.dataset.classes, round)
+            self._views[kind] = kind(self.spec, self.plan, self.domain, self.dataset.classes, round, copies or {})
         view = self._views[kind]
         view.round = round
         return view
 
-    def _capped(self, split: Split, domain: str) -> Split:
+    def _as_attacked(self, part: Domain) -> Domain:
+        for attack in self.spec.attacks:
+            if attack.domain == part.name:
+                rng, classes = Rng.of(self.plan.seed, "attack", part.name), len(self.dataset.classes)
+                train = spoiled(part.train, attack, classes, rng)
+                part = replace(part, train=train, val=spoiled(part.val, attack, classes, rng.child("val")))
+        return part
+
+    def _capped(self, split: Split, domain: str, share: float) -> Split:
         wanted = len(split) if self.spec.train_cap is None else min(len(split), self.spec.train_cap)
-        wanted = min(wanted, max(1, round(len(split) * self.spec.train_share))) if len(split) else 0
+        wanted = min(wanted, max(1, round(len(split) * share))) if len(split) else 0
         if wanted == len(split):
             return split
         # The order is drawn without looking at labels, so that an unlabelled site is cut the same way.

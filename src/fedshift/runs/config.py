@@ -10,6 +10,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedshift.data.attacks import parse_attack
 from fedshift.errors import FedshiftError, InputError, nearest
 from fedshift.federation import codec
 from fedshift.federation.plan import Setting
@@ -37,6 +38,7 @@ class RunConfig(BaseModel):
     home: str | None = None
     train_per_site: int | None = Field(None, ge=1)
     client_fraction: float = Field(1.0, gt=0, le=1)
+    attack: tuple[str, ...] = ()
 
     # The network.
     arch: str = "auto"
@@ -69,9 +71,11 @@ class RunConfig(BaseModel):
     """The method's own keys; in files and on the command line they stand under the method's name."""
 
     @model_validator(mode="after")
-    def _workers_not_negative(self) -> RunConfig:
+    def _in_range(self) -> RunConfig:
         if self.workers != "auto" and self.workers < 0:
             raise ValueError("workers: 0 (this process) or more, or auto")
+        for text in self.attack:
+            parse_attack(text)
         return self
 
     def to_yaml(self) -> str:

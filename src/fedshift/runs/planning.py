@@ -11,8 +11,9 @@ import torch
 
 from fedshift._version import __version__
 from fedshift.data import open_dataset
+from fedshift.data.attacks import parse_attack
 from fedshift.data.domain import Dataset, DataSource
-from fedshift.errors import InputError
+from fedshift.errors import InputError, nearest
 from fedshift.federation.engines import Engine
 from fedshift.federation.engines.inprocess import Parallel, Sequential
 from fedshift.federation.federation import Federation, Rules
@@ -49,8 +50,16 @@ def prepare(config: RunConfig) -> Prepared:
         raise InputError("data-missing", "say what to train on: --dataset NAME or --data-dir DIR")
     dataset = open_dataset(data_source(config))
     roles = assign_roles(config, dataset)
+    _check_attacks(config, roles)
     complete = _completed(config, dataset, roles)
     return Prepared(complete, dataset, roles, _plan(complete, dataset, roles))
+
+
+def _check_attacks(config: RunConfig, roles: Roles) -> None:
+    for attack in map(parse_attack, config.attack):
+        if attack.domain not in roles.source_domains:
+            message = f"attack {attack}: {attack.domain!r} does not train with labels in this run."
+            raise InputError("config-roles", f"{message} {nearest(attack.domain, roles.source_domains)}")
 
 
 def data_source(config: RunConfig) -> DataSource:
@@ -113,6 +122,7 @@ def _site_spec(person: Participant, prepared: Prepared, folder: Path) -> SiteSpe
         train_cap=config.train_per_site,
         train_share=config.client_fraction if is_client else 1.0,
         device=config.device,
+        attacks=tuple(a for a in map(parse_attack, config.attack) if a.domain in person.domains),
     )
 
 

@@ -1,0 +1,64 @@
+"""Bad sites: which labels turn wrong, what noise leaves, what another task does, and what a mistyped attack says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedshift.data.attacks import Attack, parse_attack, spoiled, with_wrong_labels
+from fedshift.data.batches import LabelledData
+from fedshift.data.domain import VOID, Split
+from fedshift.errors import InputError
+from fedshift.rng import Rng
+
+
+def test_poison_moves_the_first_share_of_a_batch_to_the_next_class() -> None:
+    labels = torch.tensor([0, 1, 2, 2, 1, 0, 2, 1, 0, 0])
+    assert with_wrong_labels(labels, 0.3, classes=3).tolist() == [1, 2, 0, 2, 1, 0, 2, 1, 0, 0]
+    assert labels[0] == 0, "the site's own labels are left as they are"
+
+
+def test_poison_leaves_void_pixels_void() -> None:
+    masks = torch.full((2, 1, 3), VOID)
+    masks[:, :, 0] = 4
+    assert with_wrong_labels(masks, 0.5, classes=5).tolist() == [[[0, VOID, VOID]], [[4, VOID, VOID]]]
+
+
+def test_only_training_batches_are_poisoned() -> None:
+    split = Split(np.zeros((10, 4, 4, 3), dtype=np.uint8), np.zeros(10, dtype=np.int64))
+    data = LabelledData(split, torch.device("cpu"), poison=0.5, classes=3)
+    assert [batch.y.tolist() for batch in data.batches(4, Rng.of(0))] == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 0]]
+    (batch,) = data.in_order(10)
+    assert batch.y.sum() == 0
+
+
+def test_noise_replaces_pictures_and_keeps_labels() -> None:
+    split = Split(np.zeros((50, 8, 8, 3), dtype=np.uint8), np.arange(50) % 3)
+    bad = spoiled(split, Attack("noise", "here"), 3, Rng.of(1))
+    assert bad.inputs.dtype == np.uint8 and abs(bad.inputs.mean() - 127.5) < 3
+    assert np.array_equal(bad.labels, split.labels)  # type: ignore[arg-type]
+    again = spoiled(split, Attack("noise", "here"), 3, Rng.of(1))
+    assert np.array_equal(bad.inputs, again.inputs)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_another_task_gives_every_class_another_name(classes: int) -> None:
+    split = Split(np.zeros((classes, 2), dtype=np.float32), np.arange(classes))
+    bad = spoiled(split, Attack("other-task", "here"), classes, Rng.of(5))
+    assert sorted(bad.labels) == list(range(classes))  # type: ignore[arg-type]
+    assert not np.any(bad.labels == np.arange(classes))
+
+
+def test_attacks_are_read_and_written_back() -> None:
+    assert parse_attack("poison:a:b:0.3") == Attack("poison", "a:b", 0.3)
+    assert str(parse_attack("poison:svhn:0.15")) == "poison:svhn:0.15"
+    assert str(parse_attack("noise:svhn")) == "noise:svhn"
+
+
+@pytest.mark.parametrize(
+    "text", ["poison:svhn", "poison:svhn:2", "poison::0.3", "noise", "poisn:svhn:0.3", "poison:s:x"]
+)
+def test_a_mistyped_attack_says_how_to_write_it(text: str) -> None:
+    with pytest.raises(InputError, match="attack"):
+        parse_attack(text)
