@@ -1,0 +1,113 @@
+"""Runs jobs side by side, each in a process of its own; what is finished is skipped, what is half-done goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedshift.bench.jobs import Job
+from fedshift.bench.records import Record, append, read, read_run
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A job that ended with an error: its last words, and where all of them are."""
+
+    job: Job
+    words: str
+    log: Path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    records: list[Record]
+    failures: list[Failure]
+    broken_lines: int
+
+
+Tell = Callable[[str, int, int, float], None]
+"""(what just happened, jobs done, jobs in all, seconds left)"""
+
+
+def run_jobs(jobs: Sequence[Job], out: Path, workers: int, tell: Tell) -> Outcome:
+    """Runs every job once under `out`; several runners may work on one folder at a time."""
+    records_path = out / "records.jsonl"
+    distinct = list({job.digest: job for job in jobs}.values())
+    known, _ = read([records_path])
+    finished = {record.job for record in known}
+    failures: list[Failure] = []
+    started = time.monotonic()
+    waiting = [job for job in distinct if job.digest not in finished]
+    done = skipped = len(distinct) - len(waiting)
+    processes: list[subprocess.Popen[bytes]] = []
+    pool = ThreadPoolExecutor(workers)
+    try:
+        futures = [pool.submit(_run, job, out, processes) for job in waiting]
+        for future in as_completed(futures):
+            job, failure, seconds = future.result()
+            done += 1
+            if failure:
+                failures.append(failure)
+            elif all(record.job != job.digest for record in read([records_path])[0]):
+                append(records_path, read_run(job, out / "jobs" / job.digest))
+            left = (time.monotonic() - started) / (done - skipped) * (len(distinct) - done)
+            word = "FAILED" if failure else f"{seconds:.0f} s"
+            tell(f"{job.row}, {job.column}, seed {job.config.seed}: {word}", done, len(distinct), left)
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+    everything, broken = read([records_path])
+    return Outcome(_placed(everything, jobs), failures, broken)
+
+
+def _placed(records: Sequence[Record], jobs: Sequence[Job]) -> list[Record]:
+    """The records of `jobs`. One training may stand in several places of a table."""
+    by_job = {record.job: record for record in records}
+    fields = [(job, by_job[job.digest]) for job in jobs if job.digest in by_job]
+    return [Record(**{**vars(record), "row": job.row, "column": job.column}) for job, record in fields]
+
+
+def _run(job: Job, out: Path, processes: list[subprocess.Popen[bytes]]) -> tuple[Job, Failure | None, float]:
+    folder, log = out / "jobs" / job.digest, out / "logs" / f"{job.digest}.log"
+    config = out / "jobs" / f"{job.digest}.yaml"
+    for parent in (folder.parent, log.parent):
+        parent.mkdir(parents=True, exist_ok=True)
+    with _claimed(out / "jobs" / f"{job.digest}.lock"):
+        started = time.monotonic()
+        if not (folder / "done").exists():
+            config.write_text(job.config.to_yaml())
+            command = [sys.executable, "-m", "fedshift", "train", str(config), "--out", str(folder), "--resume"]
+            with log.open("wb") as file:
+                # Jobs share the cores; within one, threads would only get in each other's way.
+                environment = {**os.environ, "OMP_NUM_THREADS": str(job.config.threads)}
+                process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+                processes.append(process)
+                code = process.wait()
+            if code != 0:
+                lines = log.read_text(errors="replace").strip().splitlines()
+                return job, Failure(job, lines[-1] if lines else f"exit code {code}", log), 0.0
+        return job, None, time.monotonic() - started
+
+
+@contextmanager
+def _claimed(path: Path) -> Iterator[None]:
+    """Waits until no other runner has the job: the second then finds it done."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

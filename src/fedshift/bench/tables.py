@@ -1,0 +1,234 @@
+"""Records to a table: rows x columns and their average, mean and standard deviation over seeds, in per cent."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedshift.bench.records import Record
+
+AVERAGE = "average"
+CONFIDENCE = 0.95
+
+Choose = Callable[[Record], Mapping[str, float]]
+"""A record's score by target, under some rule to choose a round."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`by_seed` are the single scores; `theirs` is what the paper printed."""
+
+    by_seed: Mapping[int, float]
+    theirs: float | None = None
+    is_best: bool = False
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.by_seed.values()) if self.by_seed else None
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over seeds, with n - 1."""
+        return statistics.stdev(self.by_seed.values()) if len(self.by_seed) > 1 else None
+
+    @property
+    def text(self) -> str:
+        if self.mean is None:
+            return "-"
+        return f"{100 * self.mean:.1f}" + ("" if self.spread is None else f" ± {100 * self.spread:.1f}")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A row minus the baseline, over the pairs of equal column and seed: mean, and half its confidence interval."""
+
+    mean: float
+    half_width: float | None
+    pairs: int
+
+    @property
+    def text(self) -> str:
+        interval = "" if self.half_width is None else f" ± {100 * self.half_width:.1f}"
+        return f"{100 * self.mean:+.1f}{interval}"
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    rule: str
+    columns: tuple[str, ...]
+    cells: Mapping[str, Mapping[str, Cell]]
+    """By row, then column; the average over columns comes last."""
+    baseline: str | None
+    differences: Mapping[str, Difference]
+    seeds: tuple[int, ...]
+
+
+def make_table(
+    records: Sequence[Record],
+    choose: Choose,
+    rule: str,
+    title: str = "",
+    baseline: str | None = None,
+    theirs: Mapping[str, Mapping[str, float]] | None = None,
+    not_ranked: Sequence[str] = (),
+) -> Table:
+    """Rows and columns in the order of the records. `not_ranked` rows (bounds) are never the best."""
+    rows = list(dict.fromkeys(record.row for record in records))
+    columns = list(dict.fromkeys(record.column for record in records))
+    scores: dict[tuple[str, str], dict[int, float]] = {}
+    for record in records:
+        by_target = choose(record)
+        if by_target:
+            scores.setdefault((record.row, record.column), {})[record.seed] = statistics.fmean(by_target.values())
+    printed = theirs or {}
+    cells = {
+        row: {column: Cell(scores.get((row, column), {}), printed.get(row, {}).get(column)) for column in columns}
+        for row in rows
+    }
+    for row, own in cells.items():
+        own[AVERAGE] = Cell(_averages(own), printed.get(row, {}).get(AVERAGE))
+    return Table(
+        title=title,
+        rule=rule,
+        columns=(*columns, AVERAGE) if len(columns) > 1 else tuple(columns),
+        cells=_with_best(cells, not_ranked),
+        baseline=baseline if baseline in cells else None,
+        differences=_differences(cells, baseline) if baseline in cells else {},
+        seeds=tuple(sorted({record.seed for record in records})),
+    )
+
+
+def _averages(cells: Mapping[str, Cell]) -> dict[int, float]:
+    """Per seed, the mean over columns; a seed that lacks a column would be averaged over easier or harder ones."""
+    seeds = set.intersection(*(set(cell.by_seed) for cell in cells.values())) if cells else set()
+    return {seed: statistics.fmean(cell.by_seed[seed] for cell in cells.values()) for seed in sorted(seeds)}
+
+
+def _with_best(cells: Mapping[str, Mapping[str, Cell]], not_ranked: Sequence[str]) -> dict[str, dict[str, Cell]]:
+    marked = {row: dict(own) for row, own in cells.items()}
+    for column in next(iter(marked.values()), {}):
+        means = {r: own[column].mean for r, own in marked.items() if r not in not_ranked}
+        known = {row: mean for row, mean in means.items() if mean is not None}
+        if len(known) > 1:
+            top = max(known.values())
+            for row, mean in known.items():
+                if mean == top:
+                    marked[row][column] = replace(marked[row][column], is_best=True)
+    return marked
+
+
+def _differences(cells: Mapping[str, Mapping[str, Cell]], baseline: str | None) -> dict[str, Difference]:
+    assert baseline is not None
+    found = {}
+    for row, own in cells.items():
+        pairs = [
+            own[column].by_seed[seed] - base
+            for column, cell in cells[baseline].items()
+            for seed, base in cell.by_seed.items()
+            if column != AVERAGE and seed in own[column].by_seed
+        ]
+        if row != baseline and pairs:
+            found[row] = paired_difference(pairs)
+    return found
+
+
+def paired_difference(differences: Sequence[float]) -> Difference:
+    """Student's t interval of the mean of paired differences."""
+    mean, count = statistics.fmean(differences), len(differences)
+    if count < 2:
+        return Difference(mean, None, count)
+    from scipy.stats import t  # slow to import, and only tables need it
+
+    factor = float(t.ppf(0.5 + CONFIDENCE / 2, count - 1))
+    return Difference(mean, factor * statistics.stdev(differences) / math.sqrt(count), count)
+
+
+def _grid(
+    table: Table, best: Callable[[str], str], theirs: Callable[[float], str]
+) -> tuple[list[str], list[list[str]]]:
+    """Header and lines as text; the paper's own numbers behind ours, marked as theirs."""
+    header = ["", *table.columns, *([f"minus {table.baseline}"] if table.baseline else [])]
+    lines = []
+    for row, own in table.cells.items():
+        line = [row]
+        for column in table.columns:
+            cell = own[column]
+            text = best(cell.text) if cell.is_best else cell.text
+            line.append(text if cell.theirs is None else f"{text} {theirs(cell.theirs)}")
+        if table.baseline:
+            line.append(table.differences[row].text if row in table.differences else "")
+        lines.append(line)
+    return header, lines
+
+
+def markdown(table: Table) -> str:
+    header, lines = _grid(table, lambda text: f"**{text}**", lambda value: f"[{value:.1f}]")
+    rows = [header, ["---"] * len(header), *lines]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows) + "\n"
+
+
+def latex(table: Table) -> str:
+    header, lines = _grid(table, lambda text: f"\\textbf{{{text}}}", lambda value: f"[{value:.1f}]")
+    body = [" & ".join(_escaped(cell) for cell in row) + r" \\" for row in [header, *lines]]
+    columns = "l" + "r" * (len(header) - 1)
+    return "\n".join(
+        [f"\\begin{{tabular}}{{{columns}}}", r"\hline", body[0], r"\hline", *body[1:], r"\hline", r"\end{tabular}", ""]
+    )
+
+
+def _escaped(text: str) -> str:
+    for plain, tex in (("&", r"\&"), ("%", r"\%"), ("_", r"\_"), ("#", r"\#"), ("±", r"$\pm$")):
+        text = text.replace(plain, tex)
+    return text
+
+
+def comma_separated(table: Table) -> str:
+    """One line a cell and seed: what statistics programs want."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["row", "column", "rule", "seed", "score", "theirs"])
+    for row, own in table.cells.items():
+        for column in table.columns:
+            for seed, score in own[column].by_seed.items():
+                writer.writerow([row, column, table.rule, seed, round(score, 6), own[column].theirs])
+    return out.getvalue()
+
+
+def as_json(table: Table) -> str:
+    return json.dumps(plain(table), indent=2) + "\n"
+
+
+def plain(table: Table) -> dict[str, Any]:
+    """The table as dictionaries, fractions in [0, 1]; `theirs` in per cent, as printed."""
+    return {
+        "title": table.title,
+        "rule": table.rule,
+        "seeds": list(table.seeds),
+        "columns": list(table.columns),
+        "baseline": table.baseline,
+        "confidence": CONFIDENCE,
+        "rows": [
+            {
+                "row": row,
+                "cells": {
+                    column: {
+                        "mean": own[column].mean,
+                        "std": own[column].spread,
+                        "by_seed": {str(seed): score for seed, score in own[column].by_seed.items()},
+                        "theirs": own[column].theirs,
+                        "best": own[column].is_best,
+                    }
+                    for column in table.columns
+                },
+                "minus_baseline": vars(table.differences[row]) if row in table.differences else None,
+            }
+            for row, own in table.cells.items()
+        ],
+    }
