@@ -36,6 +36,34 @@ def test_fractions_and_several_epochs() -> None:
     assert sorted(double) == sorted([*range(10)] * 2)
 
 
+def test_stretches_that_follow_each_other_cover_every_pass() -> None:
+    data, rng = UnlabelledData(split(10), CPU), Rng.of(1)
+    for epochs in (0.3, 0.25, 1.0, 1.5):
+        rounds = [data.stretch(t * epochs, (t + 1) * epochs, rng) for t in range(20)]
+        seen = torch.cat(rounds).tolist()
+        assert len(seen) == 200 * epochs
+        for start in range(0, len(seen), 10):
+            assert sorted(seen[start : start + 10]) == list(range(10))
+        assert seen[:10] != seen[10:20]
+    labelled = LabelledData(split(10), CPU)
+    parts = [[int(y) for b in labelled.stretch(t / 2, (t + 1) / 2, rng, 2, Rng.of(2)) for y in b.y] for t in range(2)]
+    assert [len(part) for part in parts] == [4, 4]  # of five samples in batches of two, the last would be alone
+    assert not set(parts[0]) & set(parts[1])
+
+
+def test_a_stretch_has_two_samples_at_least() -> None:
+    data, rng = UnlabelledData(split(10), CPU), Rng.of(1)
+    rounds = [data.stretch(t / 100, (t + 1) / 100, rng) for t in range(100)]
+    assert {len(part) for part in rounds} == {2} and set(torch.cat(rounds).tolist()) == set(range(10))
+    assert UnlabelledData(split(1), CPU).stretch(0.0, 0.5, rng).tolist() == [0]
+
+
+def test_batches_along_given_samples() -> None:
+    batches = list(UnlabelledData(split(9), CPU).along(torch.tensor([8, 3, 3, 5, 1]), 2))
+    assert [batch.index.tolist() for batch in batches] == [[8, 3], [3, 5]]
+    assert torch.allclose(batches[0].x[:, 0, 0, 0] * 255, torch.tensor([8.0, 3.0]))
+
+
 def test_a_last_batch_of_one_is_left_out_unless_it_is_all_there_is() -> None:
     assert [len(b.y) for b in LabelledData(split(9), CPU).batches(4, Rng.of(0))] == [4, 4]
     assert [len(b.y) for b in LabelledData(split(1), CPU).batches(4, Rng.of(0))] == [1]

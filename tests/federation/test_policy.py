@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedshift.errors import SiteError
-from fedshift.federation.kinds import Count, Release, Weights
+from fedshift.federation.kinds import Count, MixtureTerms, Release, Weights
 from fedshift.federation.policy import Policy
 
 OLD = {"w": torch.zeros(4), "n": torch.tensor(3)}
@@ -58,3 +58,30 @@ def test_too_few_samples_release_nothing() -> None:
     Policy(min_samples=10).check_samples(10)
     with pytest.raises(SiteError, match="9 training samples"):
         Policy(min_samples=10).check_samples(9)
+
+
+@dataclass(frozen=True)
+class Described(Release):
+    mixture: MixtureTerms
+
+
+@pytest.mark.parametrize(
+    "mixture",
+    [
+        {"means": torch.zeros(3, 2), "counts": torch.tensor([12, 9, 40])},
+        {"means": torch.zeros(3, 2), "counts": torch.tensor([12, 40])},
+        {"means": torch.zeros(3, 2)},
+        {"weights": torch.ones(3)},
+    ],
+    ids=["a component of 9", "one is not counted", "none is counted", "no telling"],
+)
+def test_a_mixture_with_a_component_of_few_samples_fails_closed(mixture: dict[str, torch.Tensor]) -> None:
+    with pytest.raises(SiteError, match="fewer than 10 samples") as caught:
+        Policy(min_samples=10).apply(Described(mixture), {})
+    assert caught.value.code == "site-policy"
+
+
+def test_a_mixture_of_large_components_may_leave_and_so_may_none() -> None:
+    for mixture in ({"means": torch.zeros(2, 2), "counts": torch.tensor([10, 11])}, {}):
+        release = Described(mixture)
+        assert Policy(min_samples=10).apply(release, {}) == (release, 0)

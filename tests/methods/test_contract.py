@@ -56,6 +56,10 @@ def settings(method: str, setting: str, data: Path, **changes: Any) -> dict[str,
 
 TINY: dict[str, dict[str, Any]] = {
     "csac": {"csac": {"acquisition_epochs": 2, "calibration_epochs": 2}},
+    "dualadapt": {"dualadapt": {"pretrain_epochs": 6}},
+    "fed-oracle": {"fed-oracle": {"pretrain_epochs": 6}},
+    "fed-mcd": {"fed-mcd": {"repeats": 1}},
+    "cent-mcd": {"cent-mcd": {"repeats": 1}},
 }
 """Keys that cut a method's published schedule down to seconds."""
 
@@ -182,8 +186,11 @@ def test_only_declared_fields_leave_a_site(method: str, usual: dict[str, Any]) -
 class OneSilentOneBroken(Wrapped):
     """From round 2 on, the first site asked to learn does not answer and the second one sends NaN."""
 
+    disturbed = 0
+
     def call(self, requests: Sequence[Request], deadline: float | None) -> Iterator[tuple[str, bytes | Failure]]:
         learning = requests[0].round > 1 and requests[0].step != score.name
+        OneSilentOneBroken.disturbed += learning
         for number, (site, outcome) in enumerate(self.inner.call(requests, deadline)):
             if learning and number == 0:
                 yield site, Failure("unreachable")
@@ -215,10 +222,11 @@ def test_survives_one_missing_and_one_nan_site(
             with pytest.raises(SiteError, match="sites gave a usable answer"):
                 run(config, tmp_path / "hurt")
         return
+    OneSilentOneBroken.disturbed = 0
     results = run(config, tmp_path / "hurt")
     counters = results["counters"]
     if people.sources:
-        assert counters["missing.unreachable"] == ROUNDS - 1 and counters["refused.non-finite"] == ROUNDS - 1
+        assert counters["missing.unreachable"] == counters["refused.non-finite"] == OneSilentOneBroken.disturbed > 0
     assert np.mean([row["last"] for row in results["per_target"].values()]) > 1 / CLASSES
 
 
@@ -261,8 +269,8 @@ def test_labels_of_the_targets_change_no_byte_of_the_model(
         with np.load(file) as arrays:
             parts = dict(arrays)
         if file.stem in targets:
-            draw = np.random.default_rng(7)
-            parts |= {key: draw.integers(0, CLASSES, len(parts[key])) for key in parts if key.endswith("_labels")}
+            # Every label is another one, yet classes stay together: a tiny class decides who validates.
+            parts |= {key: (parts[key] + 1) % CLASSES for key in parts if key.endswith("_labels")}
         np.savez(root / file.name, **parts)
     other = run(make_config(settings(method, setting, root)), tmp_path / "run")
     assert other["model_sha256"] == usual["model_sha256"]

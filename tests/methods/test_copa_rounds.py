@@ -15,7 +15,8 @@ from fedshift.federation import codec
 from fedshift.federation.replies import Replies
 from fedshift.methods import copa
 from fedshift.methods.base import SHARED
-from fedshift.methods.copa import Copa, Hyper, State, Trained, TrainedTogether
+from fedshift.methods.copa import Copa, State, Trained, TrainedTogether
+from fedshift.methods.copa_parts import Hyper
 from fedshift.nn.archs import build_network
 from fedshift.nn.hybrid import HybridNorm
 from fedshift.nn.network import Network

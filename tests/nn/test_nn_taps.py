@@ -8,6 +8,7 @@ from torch import nn
 
 from fedshift.errors import InputError
 from fedshift.nn import ARCHS, Network, Taps, build_network, norm_layers
+from fedshift.nn.taps import norm_inputs
 
 
 def network_and_batch(name: str) -> tuple[Network, torch.Tensor]:
@@ -116,3 +117,15 @@ def test_norm_layers_by_count() -> None:
             for name in ("resnet18", "resnet50", "digits-kd3a-large", "digits-csac")
         }
     assert counts == {"resnet18": 20, "resnet50": 53, "digits-kd3a-large": 5, "digits-csac": 0}
+
+
+def test_norm_inputs_are_what_layers_normalise() -> None:
+    network, x = network_and_batch("digits-copa")
+    with norm_inputs(network) as inputs:
+        network(x)
+    assert list(inputs) == list(norm_layers(network))
+    first = network.backbone.block1.conv((x - network.mean) / network.std)
+    assert torch.equal(inputs["backbone.block1.norm"], first) and first.requires_grad
+    before = inputs["backbone.block1.norm"]
+    network(x + 1)
+    assert inputs["backbone.block1.norm"] is before  # after the block nobody listens any more

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from tinydata import write_domain
 
 import fedshift
 from fedshift.errors import InputError
 from fedshift.runs.predict import predict_files
+from fedshift.runs.progress import Silent
 
 
 def write_hospital(path: Path, rows: int, shift: float, seed: int) -> None:
@@ -95,3 +98,26 @@ def test_segmentation_predicts_masks(cities: Path, tmp_path: Path) -> None:
 def test_an_augmentation_that_would_tear_masks_from_images_is_refused(cities: Path) -> None:
     with pytest.raises(InputError, match="cannot be used with masks"):
         fedshift.fit("fedavg", data_dir=cities, target="rain", rounds=1, workers=0, augment=["randaugment"])
+
+
+class Heard(Silent):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+def test_labels_of_a_target_are_left_alone_and_the_run_says_so(tiny_data: Path) -> None:
+    heard = Heard()
+    fedshift.fit("fedavg", data_dir=tiny_data, setting="adapt", target="dim", rounds=1, workers=0, progress=heard)
+    assert "dim: its training labels are not used, only its images are" in heard.messages
+
+
+def test_a_target_without_images_is_named(tiny_data: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_data, tmp_path / "data")
+    write_domain(tmp_path / "data", "dim", train=0)
+    with pytest.raises(InputError, match="dim: it has no images to train on"):
+        fedshift.fit("fedavg", data_dir=tmp_path / "data", setting="adapt", target="dim", rounds=1, workers=0)

@@ -10,7 +10,6 @@ from typing import Any
 
 import yaml
 
-from fedshift.bench.jobs import Job
 from fedshift.runs.directory import RunDirectory, read_metrics
 
 Curve = dict[str, list[float | None]]
@@ -44,16 +43,16 @@ class Record:
     model_sha256: str
 
 
-def read_run(job: Job, folder: Path) -> Record:
-    """The record of a finished run."""
+def read_run(folder: Path, job: str, row: str, column: str) -> Record:
+    """The record of a finished run, for a place in a table."""
     directory = RunDirectory(folder)
     results = json.loads(directory.results.read_text())
     rows = read_metrics(directory.metrics)[0]
     rounds = sorted({row["round"] for row in rows if row["phase"] in ("val", "test")})
     return Record(
-        job=job.digest,
-        row=job.row,
-        column=job.column,
+        job=job,
+        row=row,
+        column=column,
         method=results["method"],
         setting=results["setting"],
         dataset=Path(str(results["dataset"])).name,

@@ -56,7 +56,7 @@ def run_jobs(jobs: Sequence[Job], out: Path, workers: int, tell: Tell) -> Outcom
             if failure:
                 failures.append(failure)
             elif all(record.job != job.digest for record in read([records_path])[0]):
-                append(records_path, read_run(job, out / "jobs" / job.digest))
+                append(records_path, read_run(out / "jobs" / job.digest, job.digest, job.row, job.column))
             left = (time.monotonic() - started) / (done - skipped) * (len(distinct) - done)
             word = "FAILED" if failure else f"{seconds:.0f} s"
             tell(f"{job.row}, {job.column}, seed {job.config.seed}: {word}", done, len(distinct), left)

@@ -200,6 +200,25 @@ def privacy(method: Annotated[str, typer.Argument(help="See `fedshift list metho
     show_privacy(method)
 
 
+@app.command()
+def cost(
+    method: Annotated[str, typer.Argument(help="See `fedshift list methods`.")],
+    arch: Annotated[str, typer.Option(help="See `fedshift list archs`.")] = "digits-copa",
+    classes: Annotated[int, typer.Option(help="Classes to tell apart.")] = 10,
+    sites: Annotated[int, typer.Option(help="Sites that take part.")] = 3,
+    image_size: Annotated[int | None, typer.Option(help="Side in pixels. Default: the architecture's own.")] = None,
+    batch: Annotated[int, typer.Option(help="Samples in a batch.")] = 8,
+    samples: Annotated[int | None, typer.Option(help="Samples at a site. Default: one batch.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Count what a method costs a site, on made-up data: operations a sample, numbers and bytes a round."""
+    from fedshift.audit.cost import cost
+    from fedshift.cli.cost import show_cost
+
+    found = cost(method, arch, classes, sites=sites, image_size=image_size, batch=batch, samples=samples)
+    show_cost(found, as_json=json)
+
+
 @weights_app.command("convert")
 def convert(
     file: Annotated[Path, typer.Argument(help="A PyTorch checkpoint (.pth).")],

@@ -83,7 +83,7 @@ def _table(results: dict[str, dict[str, Any]]) -> Table:
     table.add_column("MB up", justify="right")
     table.add_column("seconds", justify="right")
     for method, found in results.items():
-        bound = "" if find_about(method).data == "federated" else " [dim](a bound)[/dim]"
+        bound = " [dim](a bound)[/dim]" if find_about(method).is_bound else ""
         cells = [
             f"{100 * scores[rule]:.1f} %" for scores in found["per_target"].values() for rule in ("last", "source_val")
         ]

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fedshift.data import DataReport, list_datasets
 from fedshift.federation.kinds import kinds
-from fedshift.methods import METHODS, find_method
+from fedshift.methods import METHODS, find_about, find_method
 from fedshift.nn.archs import ARCHS
 
 _SHOWN = 10
@@ -99,6 +99,9 @@ def show_privacy(method: str) -> None:
             to = "coordinator, other sites" if field in step.release.passed_on else "coordinator"
             table.add_row(step.name, field, kind.name, kind.meaning, to, alone)
     Console().print(table)
+    about = find_about(method)
+    if about.data != "federated":
+        Console().print(f"[yellow]Beyond that, {about.name} needs {escape(about.needs)}.[/yellow]", highlight=False)
 
 
 def _methods() -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from fedshift.federation.engines import Engine, Failure
 from fedshift.federation.kinds import Release, kinds
 from fedshift.federation.plan import Plan
 from fedshift.federation.replies import Replies
-from fedshift.federation.site import Labelled, SiteHost, Unlabelled
+from fedshift.federation.site import Labelled, SiteHost, Unlabelled, WithTargets
 from fedshift.federation.step import Request, Step, answer, fixed_threads, isolated_randomness
 from fedshift.rng import Rng
 
@@ -85,7 +85,8 @@ class Federation:
     def home(self) -> Labelled | Unlabelled:
         """The coordinator's own data, as its role allows."""
         assert self.home_host is not None, f"there is no home in the setting {self.plan.setting}"
-        view = Labelled if self.home_host.spec.role == "labelled" else Unlabelled
+        labelled = WithTargets if self.home_host.spec.copies else Labelled
+        view = labelled if self.home_host.spec.role == "labelled" else Unlabelled
         return cast(Labelled | Unlabelled, self.home_host.view(view, self.round))
 
     @property

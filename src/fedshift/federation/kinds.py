@@ -28,6 +28,16 @@ Spectra = Annotated[
     Mapping[str, Tensor],
     Kind("spectra", "low-frequency Fourier amplitudes of single images (colour, contrast); other sites get them too"),
 ]
+MixtureTerms = Annotated[
+    Mapping[str, Tensor],
+    Kind("mixture", "Gaussian components of reduced features, each made from many samples, with their counts"),
+]
+Features = Annotated[
+    Mapping[str, Tensor],
+    Kind(
+        "features", "a network's feature vectors of single samples, by which these can be recognised or partly redrawn"
+    ),
+]
 Facts = Annotated[Mapping[str, Any], Kind("facts", "sizes, class names and versions, agreed before the first round")]
 
 

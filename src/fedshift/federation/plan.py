@@ -46,7 +46,8 @@ class Training:
             return self.lr
         if name == "cosine" and not arguments:
             share = (round - 1) / max(self.rounds, 1)
-            return self.lr_min + 0.5 * (self.lr - self.lr_min) * (1 + math.cos(math.pi * share))
+            lowest = min(self.lr, self.lr_min)  # A method's lowest rate may be above the first one of another network.
+            return lowest + 0.5 * (self.lr - lowest) * (1 + math.cos(math.pi * share))
         if name == "step" and len(arguments) == 2:
             return max(self.lr * float(arguments[1]) ** ((round - 1) // int(arguments[0])), self.lr_min)
         raise InputError(

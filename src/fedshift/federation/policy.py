@@ -21,7 +21,8 @@ from fedshift.functional.noise import add_noise
 @dataclass(frozen=True)
 class Policy:
     """`allow`: kinds that may leave (None: every declared kind). `min_samples`: fewer training samples than this and
-    nothing learned from them leaves, because a model fitted to a handful of images gives those images away.
+    nothing learned from them leaves, because a model fitted to a handful of images gives those images away; nor does a
+    mixture with a component made from fewer.
     `clip_norm`: longest update of weights, in L2. `noise`: standard deviation of Gaussian noise added to it."""
 
     allow: tuple[str, ...] | None = None
@@ -45,11 +46,24 @@ class Policy:
         for field, kind in kinds(type(release)).items():
             if self.allow is not None and kind.name not in self.allow:
                 raise SiteError("site-policy", f"the site's policy does not allow {kind.name!r} to leave it")
+            if kind.name == "mixture":
+                self._check_components(getattr(release, field))
             if kind.name == "weights" and (self.clip_norm is not None or self.noise > 0):
                 value, was_clipped = self._protect(getattr(release, field), received.get(field))
                 changed[field] = value
                 clipped += was_clipped
         return (dataclasses.replace(release, **changed) if changed else release), clipped
+
+    def _check_components(self, mixture: Mapping[str, Tensor]) -> None:
+        """Fails closed: a mixture that does not say how many samples made each component may not leave either."""
+        if not mixture:
+            return
+        counts, means = mixture.get("counts", torch.zeros(0)), mixture.get("means", torch.zeros(1))
+        if len(counts) != len(means) or bool((counts < self.min_samples).any()):
+            raise SiteError(
+                "site-policy",
+                f"a mixture has a component made from fewer than {self.min_samples} samples (policy.min_samples)",
+            )
 
     def _protect(
         self, weights: Mapping[str, Tensor], old: Mapping[str, Tensor] | None

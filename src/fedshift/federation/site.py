@@ -40,8 +40,8 @@ class SiteSpec:
     """All that another process needs to become this site. Several domains make a pooled site (centralized baselines).
 
     `role` is what methods may do here: learn with labels, learn without, or nothing (held out for scoring).
-    `train_cap` keeps that many training samples, `train_share` that fraction, both chosen by the seed. `copies`
-    were given to this site beforehand, by methods that move data (`About.data`). `attacks` are played by it, for studies.
+    `train_cap` keeps that many training samples, `train_share` that fraction, both chosen by the seed. `copies` were
+    given to this site beforehand, by methods that move data (`About.data`). `attacks` are played by it, for studies.
     """
 
     name: str
@@ -73,10 +73,10 @@ class Site:
         domain: Domain,
         classes: tuple[str, ...],
         round: int,
-        copies: Mapping[str, Split],
+        copies: Mapping[str, Split] | None = None,
     ) -> None:
         self._domain = domain
-        self._copies = copies
+        self._copies = copies or {}
         self._classes = classes
         self.name = spec.name
         self.plan = plan
@@ -135,6 +135,12 @@ class WithTargets(Labelled):
     @cached_property
     def targets(self) -> dict[str, UnlabelledData]:
         return {name: UnlabelledData(copy.without_labels(), self.device) for name, copy in self._copies.items()}
+
+    @cached_property
+    def combined(self) -> UnlabelledData:
+        """All clients' data as one."""
+        inputs = np.concatenate([copy.inputs for copy in self._copies.values()])
+        return UnlabelledData(Split(inputs, None), self.device)
 
 
 class Evaluated(Site):
@@ -205,7 +211,7 @@ class SiteHost:
                 f"a step asked site {self.spec.name!r} ({self.spec.role}) for {kind.__name__} data",
             )
         if kind not in self._views:
-            self._views[kind] = kind(self.spec, self.plan, self.domain, self.dataset.classes, round, copies or {})
+            self._views[kind] = kind(self.spec, self.plan, self.domain, self.dataset.classes, round, copies)
         view = self._views[kind]
         view.round = round
         return view

@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from fedshift.errors import InputError, nearest
 from fedshift.federation import handshake
-from fedshift.methods import averaging, copa, csac, ensembles, evaluation, fedadg, feddg, fedsr
+from fedshift.methods import (
+    averaging,
+    copa,
+    copa_uda,
+    csac,
+    discrepancy,
+    dualadapt,
+    ensembles,
+    evaluation,
+    fada,
+    fedadg,
+    feddg,
+    fedsr,
+    kd3a,
+    shot,
+    transfer,
+)
 from fedshift.methods.base import About, Entry, Method
 
 __all__ = ["METHODS", "About", "Entry", "Method", "evaluation", "find_about", "find_method", "handshake"]
@@ -24,6 +40,16 @@ METHODS: dict[str, Entry] = {
         Entry(fedadg.FEDADG, fedadg.FedADG),
         Entry(csac.CSAC, csac.Csac),
         Entry(copa.COPA, copa.Copa),
+        Entry(copa_uda.COPA_UDA, copa_uda.CopaUda),
+        Entry(kd3a.ABOUT, kd3a.KD3A),
+        Entry(shot.SHOT, shot.Shot),
+        Entry(fada.FADA, fada.Fada),
+        Entry(dualadapt.DUALADAPT, dualadapt.DualAdapt),
+        Entry(dualadapt.FED_ORACLE, dualadapt.DualAdapt),
+        Entry(transfer.FED_DAN, transfer.FedDan),
+        Entry(transfer.FED_DANN, transfer.FedDann),
+        Entry(discrepancy.FED_MCD, discrepancy.FedMcd),
+        Entry(discrepancy.CENT_MCD, discrepancy.CentMcd),
         Entry(ensembles.IND_ENSEMBLE, ensembles.IndEnsemble),
         Entry(ensembles.IND_PARAMAVG, ensembles.IndParamAvg),
         Entry(ensembles.SEQUENTIAL, ensembles.InTurn),

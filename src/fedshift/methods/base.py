@@ -15,13 +15,16 @@ from fedshift.federation.plan import Plan, Setting
 from fedshift.federation.step import Step
 from fedshift.nn.network import Network
 
+Data = Literal["federated", "source-copies", "pooled", "target-copies", "target-labels"]
+
 SHARED = ""
 """The name under which a method keeps the model that is not any site's own."""
 
 
 @dataclass(frozen=True)
 class About:
-    """`data` says who may see what: `federated` is the setting's own rule; `pooled` brings all sources to one place and
+    """`data` says who may see what: `federated` is the setting's own rule. `source-copies` gives every client a copy of
+    the home's labelled data. `pooled` brings all sources to one place, `target-copies` the clients' data to the home,
     `target-labels` uses the labels of the targets: upper bounds to compare with, never something to deploy.
     `defaults` are the paper's values of common configuration keys, `hyper` those in which a variant differs from its
     method's own."""
@@ -31,9 +34,14 @@ class About:
     paper: str
     needs: str = ""
     tasks: tuple[Task, ...] = ("classification", "segmentation")
-    data: Literal["federated", "pooled", "target-labels"] = "federated"
+    data: Data = "federated"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     hyper: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it sees what no federation may."""
+        return self.data in ("pooled", "target-copies", "target-labels")
 
 
 class Method(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedshift.federation.federation import Federation
 from fedshift.federation.kinds import Metric, Release, Weights
@@ -67,16 +67,28 @@ def start_alone(base: Network, fed: Federation) -> StateAlone:
     return StateAlone(dict.fromkeys(fed.labelled, weights), dict.fromkeys(fed.labelled, False))
 
 
-def train_alone(state: StateAlone, fed: Federation) -> StateAlone:
+def train_alone(state: StateAlone, fed: Federation, work: Step[Trained] = train) -> StateAlone:
     """One round of every site on its own; who does not answer keeps the model it had."""
     each = {site: {"model": model} for site, model in state.models.items()}
-    replies = fed.ask(fed.labelled, train, each=each, epochs=fed.plan.training.local_epochs)
+    replies = fed.ask(fed.labelled, work, each=each, epochs=fed.plan.training.local_epochs)
     for site, reply in replies:
         fed.note("train_loss", reply.loss, site)
     return StateAlone(
         {**state.models, **{site: reply.model for site, reply in replies}},
         {**state.trained, **dict.fromkeys(replies.answered, True)},
     )
+
+
+def joined(state: StateAlone) -> dict[str, Tensor]:
+    """All models as the weights of an ensemble, in the order of the sites' names. One that was never trained has no
+    say."""
+    sites = sorted(state.models)
+    members = {
+        f"members.{number}.{key}": value
+        for number, site in enumerate(sites)
+        for key, value in state.models[site].items()
+    }
+    return members | {"shares": equal_shares([state.trained[site] for site in sites])}
 
 
 class IndEnsemble:
@@ -96,14 +108,7 @@ class IndEnsemble:
         return train_alone(state, fed)
 
     def models(self, state: StateAlone) -> Mapping[str, Weights]:
-        sites = sorted(state.models)
-        joined = {
-            f"members.{number}.{key}": value
-            for number, site in enumerate(sites)
-            for key, value in state.models[site].items()
-        }
-        # A model that was never trained has no say.
-        return {SHARED: joined | {"shares": equal_shares([state.trained[site] for site in sites])}}
+        return {SHARED: joined(state)}
 
     @staticmethod
     def network(plan: Plan) -> nn.Module:

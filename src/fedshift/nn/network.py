@@ -55,9 +55,10 @@ class Network(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.scores(self.features(x), x.shape[-2:])
 
-    def scores(self, features: Tensor, size: Sequence[int]) -> Tensor:
-        """Scores from features; a map is enlarged to `size` = (H, W) of the input."""
-        scores: Tensor = self.head(features)
+    def scores(self, features: Tensor, size: Sequence[int], head: nn.Module | None = None) -> Tensor:
+        """Scores from features, by another `head` where one is given; a map is enlarged to `size` = (H, W) of the
+        input."""
+        scores: Tensor = (head or self.head)(features)
         if scores.ndim == 4:
             scores = F.interpolate(scores, size=tuple(size), mode="bilinear", align_corners=False)
         return scores

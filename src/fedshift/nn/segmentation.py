@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedshift.nn.blocks import he_init
 from fedshift.nn.mobilenet import MobileNetV2
-from fedshift.nn.network import Backbone
+from fedshift.nn.network import Backbone, Network
 
 RATES = (6, 12, 18)
 """Dilations of DeepLabv3's pyramid at output stride 16."""
@@ -33,10 +33,30 @@ class AtrousPyramid(nn.Module):
         he_init(self)
 
     def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classify(self.context(x))
+        return logits
+
+    def context(self, x: Tensor) -> Tensor:
+        """All but the last layer: `(B, inputs, h, w)` to `(B, width, h, w)`."""
         pyramid = [branch(x) for branch in self.branches]
         pyramid.append(self.image(x.mean((2, 3), keepdim=True)).expand(-1, -1, *x.shape[2:]))
-        logits: Tensor = self.classify(self.project(torch.cat(pyramid, dim=1)))
-        return logits
+        context: Tensor = self.project(torch.cat(pyramid, dim=1))
+        return context
+
+
+class PyramidFeatures(Backbone):
+    """A backbone with the pyramid on top: `(B, 3, H, W)` to `(B, width, h, w)`."""
+
+    def __init__(self, backbone: Backbone, pyramid: AtrousPyramid) -> None:
+        super().__init__()
+        self.backbone, self.pyramid = backbone, pyramid
+        self.out_features = pyramid.classify.in_channels
+        self.stages = tuple(f"backbone.{name}" for name in backbone.stages)
+        self.taps = tuple(f"backbone.{name}" for name in backbone.taps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.pyramid.context(self.backbone(x))
+        return features
 
 
 class SmallSegNet(Backbone):
@@ -70,6 +90,17 @@ def deeplab_mobilenet_v2_half(input_shape: tuple[int, ...]) -> Backbone:
 
 def pyramid_head(features: int, classes: int) -> nn.Module:
     return AtrousPyramid(features, classes, width=256)
+
+
+def with_light_head(network: Network) -> Network:
+    """The same function of its inputs, cut so that a pyramid belongs to the backbone and the head is a 1x1
+    convolution: for methods that train or send heads apart. Networks with other heads stay as they are."""
+    pyramid = network.head
+    if isinstance(pyramid, AtrousPyramid):
+        network.backbone = PyramidFeatures(network.backbone, pyramid)
+        network.head = pyramid.classify
+        del pyramid.classify
+    return network
 
 
 def pixel_head(features: int, classes: int) -> nn.Module:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -59,3 +60,22 @@ class Taps:
 def norm_layers(module: nn.Module) -> dict[str, nn.Module]:
     """BatchNorm layers by dotted name, in the order in which a forward pass meets them."""
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)}
+
+
+@contextmanager
+def norm_inputs(module: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """What each BatchNorm layer takes in, by its name, in the latest forward pass of the `with` block, with graph."""
+    seen: dict[str, Tensor] = {}
+
+    def collector(name: str) -> Any:
+        def collect(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            seen[name] = inputs[0]
+
+        return collect
+
+    hooks = [layer.register_forward_pre_hook(collector(name)) for name, layer in norm_layers(module).items()]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -11,6 +11,7 @@ from fedshift.report.reading import Record
 
 BOUND_WORDS = {
     "pooled": "all labelled data in one place",
+    "target-copies": "the clients' data at the home",
     "target-labels": "trained with the target's labels",
 }
 

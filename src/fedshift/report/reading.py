@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError
@@ -149,13 +149,13 @@ class Record:
         return next((name for name in scored if name in HEADLINES), "accuracy")
 
     @property
-    def bound(self) -> Literal["", "pooled", "target-labels"]:
+    def bound(self) -> str:
         """Empty for what can be deployed; otherwise what the method sees that a federation may not."""
         try:
-            data = find_about(self.method).data
+            about = find_about(self.method)
         except InputError:  # A run of a method that this installation does not have.
             return ""
-        return "" if data == "federated" else data
+        return about.data if about.is_bound else ""
 
     def series(self, phase: str, name: str | None = None) -> dict[str, Points]:
         """Site -> (round, value) of one metric; without a name, of the run's score."""

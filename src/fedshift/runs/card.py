@@ -17,7 +17,8 @@ def model_card(config: RunConfig, plan: Plan, results: Mapping[str, Any]) -> str
         f"| {target} | {_percent(s['last'])} | {_percent(s['source_val'])} | {_percent(s['oracle'])} |"
         for target, s in results["per_target"].items()
     ]
-    warning = f"\n**Not to deploy:** this method needs {about.needs}.\n" if about.data != "federated" else ""
+    word = "Not to deploy" if about.is_bound else "Data is moved"
+    warning = f"\n**{word}:** this method needs {about.needs}.\n" if about.data != "federated" else ""
     return "\n".join(
         [
             f"# {about.name} on {results['dataset']}",

@@ -48,7 +48,7 @@ class RunConfig(BaseModel):
     rounds: int | None = Field(None, ge=1)
     batch_size: int | None = Field(None, ge=1)
     lr: float | None = Field(None, gt=0)
-    lr_min: float = Field(0.0, ge=0)
+    lr_min: float | None = Field(None, ge=0)
     momentum: float | None = Field(None, ge=0, lt=1)
     weight_decay: float | None = Field(None, ge=0)
     local_epochs: float | None = Field(None, gt=0)
@@ -88,6 +88,7 @@ class RunConfig(BaseModel):
 DEFAULTS: dict[str, Any] = {
     "rounds": 20,
     "batch_size": 64,
+    "lr_min": 0.0,
     "momentum": 0.9,
     "weight_decay": 5e-4,
     "local_epochs": 1.0,

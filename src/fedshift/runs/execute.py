@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedshift.errors import InputError
 from fedshift.federation import codec
@@ -29,6 +27,7 @@ from fedshift.runs.directory import RunDirectory
 from fedshift.runs.model_file import SavedModel, save_model
 from fedshift.runs.planning import Prepared, base_network, open_federation, prepare
 from fedshift.runs.progress import Progress, Silent
+from fedshift.runs.trial import flops_per_sample
 
 
 @dataclass
@@ -115,7 +114,14 @@ class _Execution:
             if found.skipped:
                 self.progress.message(f"{site}: {found.skipped} files could not be read (see fedshift check-data)")
                 memory.counters["skipped.files"] = memory.counters.get("skipped.files", 0) + found.skipped
+        for site in self._unlabelled():
+            if "train" in described[site].labelled:
+                self.progress.message(f"{site}: its training labels are not used, only its images are")
         return memory
+
+    def _unlabelled(self) -> list[str]:
+        """Sites that learn without labels, whether they have some or not."""
+        return [person.name for person in self.roles.everyone if person.role == "unlabelled"]
 
     def _round(self, memory: Memory, round: int, metrics: IO[str]) -> Memory:
         started = time.perf_counter()
@@ -221,12 +227,14 @@ class _Execution:
             "model_sha256": digest,
         }
 
-    def _flops(self) -> int:
-        """Counted floating-point operations of one training sample, forward and backward, through the network."""
-        net = find_method(self.plan.method).network(self.plan).eval()
-        with FlopCounterMode(display=False) as counter:
-            net(torch.rand(1, *self.plan.model.input_shape)).sum().backward()
-        return int(counter.get_total_flops())
+    def _flops(self) -> int | None:
+        """Counted operations of a training sample at a site, each time it is in a batch."""
+        try:
+            return round(flops_per_sample(self.config, self.prepared.dataset))
+        except Exception as error:
+            # The run is done: a count that fails must not take its results away.
+            self.progress.message(f"operations could not be counted ({type(error).__name__}: {error})")
+            return None
 
     def _recall(self) -> Memory | None:
         tree, damaged = self.directory.load_checkpoint()
@@ -244,9 +252,18 @@ class _Execution:
         self.fed.learning, self.fed.scoring = memory.learning, memory.scoring
 
     def _check_sizes(self, described: Mapping[str, Described]) -> None:
+        home = self.roles.home.name if self.roles.home else ""
         for site, found in described.items():
-            if site not in self.roles.tested and not found.sizes["train"]:
+            if found.sizes["train"]:
+                continue
+            if self.plan.setting == "adapt" and site == home:
+                raise InputError("data-empty", f"target {site!r} has no training data to adapt to")
+            if site not in self.roles.tested:
                 raise InputError("data-empty", f"site {site!r} has no training data")
+        if self.roles.home and self.roles.home.role == "labelled" and "train" not in described[home].labelled:
+            raise InputError(
+                "method-needs", f"the home {home!r} has no labels: label its training data or name another"
+            )
 
     def _shown_test(self, memory: Memory) -> dict[str, float]:
         return memory.history[-1].test if memory.history else {}

@@ -19,7 +19,7 @@ from fedshift.federation.engines.inprocess import Parallel, Sequential
 from fedshift.federation.federation import Federation, Rules
 from fedshift.federation.plan import ModelSpec, Plan, Training
 from fedshift.federation.policy import Policy
-from fedshift.federation.site import SiteHost, SiteSpec
+from fedshift.federation.site import Copied, SiteHost, SiteSpec
 from fedshift.memory import keep_freed_memory
 from fedshift.methods import find_about
 from fedshift.methods.local import augmentation
@@ -44,11 +44,12 @@ class Prepared:
     plan: Plan
 
 
-def prepare(config: RunConfig) -> Prepared:
-    """Opens the data, chooses what was left open, and checks that the pieces fit."""
-    if config.dataset is None and config.data_dir is None:
-        raise InputError("data-missing", "say what to train on: --dataset NAME or --data-dir DIR")
-    dataset = open_dataset(data_source(config))
+def prepare(config: RunConfig, dataset: Dataset | None = None) -> Prepared:
+    """Opens the data, unless it is given, chooses what was left open, and checks that the pieces fit."""
+    if dataset is None:
+        if config.dataset is None and config.data_dir is None:
+            raise InputError("data-missing", "say what to train on: --dataset NAME or --data-dir DIR")
+        dataset = open_dataset(data_source(config))
     roles = assign_roles(config, dataset)
     _check_attacks(config, roles)
     complete = _completed(config, dataset, roles)
@@ -83,10 +84,8 @@ def open_federation(prepared: Prepared, sites_folder: Path, *, debug: bool = Fal
     """The federation of a run on this machine. Close its engine when done."""
     keep_freed_memory()
     config, roles = prepared.config, prepared.roles
-    specs = [_site_spec(person, prepared, sites_folder) for person in roles.sites]
-    home = None
-    if roles.home is not None:
-        home = SiteHost(_site_spec(roles.home, prepared, sites_folder), prepared.plan, open_dataset)
+    specs, own = site_specs(prepared, sites_folder)
+    home = SiteHost(own, prepared.plan, open_dataset) if own else None
     return Federation(
         plan=prepared.plan,
         engine=_engine(specs, prepared.plan, _workers(config, len(specs)), debug),
@@ -95,6 +94,13 @@ def open_federation(prepared: Prepared, sites_folder: Path, *, debug: bool = Fal
         home_host=home,
         rules=Rules(config.quorum, config.deadline, config.max_update_norm),
     )
+
+
+def site_specs(prepared: Prepared, folder: Path) -> tuple[list[SiteSpec], SiteSpec | None]:
+    """The sites that an engine reaches, and the coordinator's own where it has data."""
+    sites, home = prepared.roles.sites, prepared.roles.home
+    own = _site_spec(home, prepared, folder) if home else None
+    return [_site_spec(person, prepared, folder) for person in sites], own
 
 
 def _engine(specs: list[SiteSpec], plan: Plan, workers: int, debug: bool) -> Engine:
@@ -111,7 +117,8 @@ def _workers(config: RunConfig, sites: int) -> int:
 
 def _site_spec(person: Participant, prepared: Prepared, folder: Path) -> SiteSpec:
     config = prepared.config
-    is_client = prepared.roles.setting == "multi-adapt" and person is not prepared.roles.home
+    clients = prepared.roles.tested if prepared.roles.setting == "multi-adapt" else ()
+    share = dict.fromkeys(clients, config.client_fraction)
     return SiteSpec(
         name=person.name,
         role=person.role,
@@ -120,8 +127,9 @@ def _site_spec(person: Participant, prepared: Prepared, folder: Path) -> SiteSpe
         folder=folder / person.name,
         policy=dataclasses.replace(Policy(), **config.policy),
         train_cap=config.train_per_site,
-        train_share=config.client_fraction if is_client else 1.0,
+        train_share=share.get(person.name, 1.0),
         device=config.device,
+        copies=tuple(Copied(name, share.get(name, 1.0)) for name in person.copies),
         attacks=tuple(a for a in map(parse_attack, config.attack) if a.domain in person.domains),
     )
 
@@ -166,7 +174,7 @@ def _plan(config: RunConfig, dataset: Dataset, roles: Roles) -> Plan:
         )
     # Completed just before: none of these is None any more.
     assert config.rounds and config.batch_size and config.lr and config.local_epochs and config.schedule
-    assert config.momentum is not None and config.weight_decay is not None
+    assert config.momentum is not None and config.weight_decay is not None and config.lr_min is not None
     training = Training(
         rounds=config.rounds,
         batch_size=config.batch_size,

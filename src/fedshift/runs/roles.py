@@ -16,11 +16,12 @@ from fedshift.runs.config import RunConfig
 
 @dataclass(frozen=True)
 class Participant:
-    """A site to be: its name, what may be done there, and the domains it holds."""
+    """A site to be: its name, what may be done there, the domains it holds, and those it has copies of."""
 
     name: str
     role: Role
     domains: tuple[str, ...]
+    copies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,13 @@ class Roles:
     tested: tuple[str, ...]
 
     @property
+    def everyone(self) -> tuple[Participant, ...]:
+        return (*self.sites, *([self.home] if self.home else []))
+
+    @property
     def source_domains(self) -> tuple[str, ...]:
         """The domains that labelled training data comes from."""
-        people = [*self.sites, *([self.home] if self.home else [])]
-        return tuple(sorted(name for p in people if p.role == "labelled" for name in p.domains))
+        return tuple(sorted(name for p in self.everyone if p.role == "labelled" for name in p.domains))
 
 
 def assign_roles(config: RunConfig, dataset: Dataset) -> Roles:
@@ -107,9 +111,11 @@ def _one_home_many_clients(config: RunConfig, dataset: Dataset, about: About) ->
         raise InputError("config-roles", "there is no client domain left")
     if about.data == "target-labels":
         return Roles("multi-adapt", clients, (), None, _people(clients, "labelled"), clients, clients)
-    home = Participant(config.home, "labelled", (config.home,))
-    return Roles("multi-adapt", (), clients, home, _people(clients, "unlabelled"), (home.name,), clients)
+    moved = clients if about.data == "target-copies" else ()
+    home = Participant(config.home, "labelled", (config.home,), moved)
+    people = _people(clients, "unlabelled", (home.name,) if about.data == "source-copies" else ())
+    return Roles("multi-adapt", (), clients, home, people, (home.name,), clients)
 
 
-def _people(names: Sequence[str], role: Role) -> tuple[Participant, ...]:
-    return tuple(Participant(name, role, (name,)) for name in names)
+def _people(names: Sequence[str], role: Role, copies: tuple[str, ...] = ()) -> tuple[Participant, ...]:
+    return tuple(Participant(name, role, (name,), copies) for name in names)

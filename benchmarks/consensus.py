@@ -1,0 +1,97 @@
+"""Knowledge vote and consensus focus against a plain loop over samples and teachers: ratios of one run, one thread.
+
+The loop takes one sample after the other and votes again without each teacher, so that its cost grows with the square
+of the number of teachers. It gets few samples; both are compared by the time a sample takes.
+
+Run: python benchmarks/consensus.py
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedshift.functional.consensus import Rule, consensus_focus, knowledge_vote
+
+TEACHERS = (3, 5, 10, 50, 100)
+CLASSES = (10, 345)
+RULE = Rule(gate=0.9)
+REPEATS = 5
+NUMBERS = 2_000_000
+"""Probabilities in a measurement: as many samples as make up this many."""
+LOOP_SECONDS = 0.6
+"""About how long the loop may take for one case."""
+
+
+def looped_vote(opinions: Tensor) -> tuple[Tensor, float]:
+    """p and n_p of one sample, `(K, C)` to `(C,)`."""
+    confident = opinions[opinions.amax(1) > RULE.gate]
+    if len(confident):
+        elected = confident.sum(0).argmax()
+        supporters = confident[confident.argmax(1) == elected]
+        if len(supporters):
+            return supporters.mean(0), float(len(supporters))
+    return opinions.mean(0), RULE.doubt
+
+
+def looped_focus(opinions: Tensor) -> list[float]:
+    """Each teacher's part in n_p max p of one sample."""
+
+    def quality(members: Tensor) -> float:
+        p, weight = looped_vote(members)
+        return weight * float(p.max())
+
+    whole, everyone = quality(opinions), torch.arange(len(opinions))
+    return [whole - quality(opinions[everyone != k]) for k in range(len(opinions))]
+
+
+def made_up(teachers: int, samples: int, classes: int) -> Tensor:
+    """Teachers that are mostly sure and mostly right, `(K, N, C)`."""
+    generator = torch.Generator().manual_seed(teachers * classes)
+    truth = torch.nn.functional.one_hot(torch.randint(classes, (samples,), generator=generator), classes)
+    noise = torch.randn(teachers, samples, classes, generator=generator)
+    return ((6 + torch.log(torch.tensor(float(classes)))) * truth + 2 * noise).softmax(2)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Of this thread's own work: other programs on the machine do not count."""
+    started = time.thread_time()
+    work()
+    return time.thread_time() - started
+
+
+def loop_seconds(q: Tensor) -> tuple[float, float]:
+    """Seconds a sample of a vote and of a focus, sample after sample until the time is up."""
+    votes, focuses, used = [], [], 0.0
+    for x in range(q.shape[1]):
+        votes.append(seconds(lambda x=x: looped_vote(q[:, x])))
+        focuses.append(seconds(lambda x=x: looped_focus(q[:, x])))
+        used += votes[-1] + focuses[-1]
+        if used > LOOP_SECONDS:
+            break
+    return statistics.median(votes), statistics.median(focuses)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print("classes teachers   vote us  x loop   focus us  x loop   focus us a teacher (a sample)")
+    for classes in CLASSES:
+        for teachers in TEACHERS:
+            samples = NUMBERS // (teachers * classes)
+            q = made_up(teachers, samples, classes)
+            votes = [seconds(lambda q=q: knowledge_vote(q, RULE)) / samples for _ in range(REPEATS)]
+            focuses = [seconds(lambda q=q: consensus_focus(q, RULE)) / samples for _ in range(REPEATS)]
+            vote, focus = statistics.median(votes), statistics.median(focuses)
+            loop_vote, loop_focus = loop_seconds(q)
+            print(
+                f"{classes:7d} {teachers:8d} {vote * 1e6:9.2f} {loop_vote / vote:7.1f} {focus * 1e6:10.2f}"
+                f" {loop_focus / focus:7.1f} {focus * 1e6 / teachers:10.3f}"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What a method costs and what it gives away, counted instead of believed."""

@@ -1,0 +1,244 @@
+"""What a site pays for a method: operations a sample, numbers and bytes a round. Counted, beside closed formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.audit.formulas import FORMULAS, Formula, Terms, evaluated, written
+from fedshift.data.domain import Task
+from fedshift.errors import InputError
+from fedshift.federation.plan import Setting
+from fedshift.methods import find_about
+from fedshift.nn.archs import Arch, build_network, find_arch
+from fedshift.nn.segmentation import with_light_head
+from fedshift.runs.config import make_config
+from fedshift.runs.flops import flop_counter
+from fedshift.runs.madeup import made_up_dataset
+from fedshift.runs.trial import BATCH, ROUNDS, Exchange, Message, Work, try_out
+
+TOLERANCE = 0.02
+"""Counted and formula agree when they differ by no more than this share. What a formula leaves out (projections of
+features onto a mixture's axes, the few numbers of a converted norm) stays below it."""
+
+COLUMNS = 16
+"""Of made-up table rows."""
+LARGE_IMAGE = 256
+"""Side of made-up images for networks that take any size."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A half of the network: operations of a sample's forward pass and of the gradient of its inputs, trained
+    parameters, and all numbers that it is sent as (normalisation statistics too)."""
+
+    forward_flops: int
+    input_gradient_flops: int
+    parameters: int
+    numbers: int
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One direction, for a site and round. `fields` says which numbers belong to what."""
+
+    numbers: float
+    bytes: float
+    fields: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class SiteCost:
+    """What a step, or a whole round, is for a site that takes part. `flops_per_sample` is for each time that a sample
+    is in a training batch, `other_flops` all that is done outside of those. `times` is how often the site is asked."""
+
+    flops_per_sample: float
+    other_flops: float
+    times: float
+    upload: Sent
+    broadcast: Sent
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A counted number beside its formula."""
+
+    quantity: str
+    counted: float
+    formula: str
+    value: float
+    agrees: bool
+
+
+@dataclass(frozen=True)
+class Cost:
+    """`round` is any round but the first, which `first_round` is; where sites take part in the first alone, both are.
+    `steps` are the round's. `home_flops` is what the coordinator computes in the last round, on as many samples of its
+    own as a site has. `published` is the paper's formula for a client's operations, and its value for this network."""
+
+    method: str
+    setting: Setting
+    arch: str
+    classes: int
+    sites: int
+    input_shape: tuple[int, ...]
+    batch: int
+    samples: int
+    network: Mapping[str, Part]
+    round: SiteCost
+    first_round: SiteCost
+    steps: Mapping[str, SiteCost]
+    home_flops: int
+    comparisons: tuple[Comparison, ...]
+    published: tuple[str, float] | None
+    note: str
+
+
+def cost(
+    method: str,
+    arch: str = "digits-copa",
+    classes: int = 10,
+    *,
+    sites: int = 3,
+    image_size: int | None = None,
+    batch: int = BATCH,
+    samples: int | None = None,
+) -> Cost:
+    """Counts two rounds of `method` among `sites` sites (and a home or target where its setting has one), each with
+    `samples` samples of noise, one batch unless told otherwise."""
+    _check(classes=(classes, 2), sites=(sites, 1), batch=(batch, 2))
+    about, found = find_about(method), find_arch(arch)
+    count = batch if samples is None else samples
+    _check(samples=(count, batch))
+    shape = _input_shape(found, image_size)
+    task: Task = "segmentation" if found.kind == "segmentation" else "classification"
+    names = [f"site{number}" for number in range(1, sites + 1)]
+    dataset = made_up_dataset(task, [str(number) for number in range(classes)], [*names, "other"], shape, count)
+    role = "home" if about.settings[0] == "multi-adapt" else "target"
+    config = make_config({"method": about.name, "setting": about.settings[0], "arch": arch, role: "other"})
+    trial = try_out(config, dataset, batch)
+    network = network_parts(arch, shape, classes)
+    usual = site_cost(trial.usual)
+    formula = FORMULAS.get(about.name)
+    return Cost(
+        method=about.name,
+        setting=trial.plan.setting,
+        arch=arch,
+        classes=classes,
+        sites=sites,
+        input_shape=shape,
+        batch=batch,
+        samples=count,
+        network=network,
+        round=usual,
+        first_round=site_cost(trial.of_round(1)),
+        steps={
+            step: site_cost(exchange for exchange in trial.usual if exchange.step == step)
+            for step in dict.fromkeys(exchange.step for exchange in trial.usual)
+        },
+        home_flops=trial.home[ROUNDS].training + trial.home[ROUNDS].other,
+        comparisons=compare(usual, formula, network, sites) if formula else (),
+        published=_published(formula, network, sites) if formula else None,
+        note=formula.note if formula else "There is no closed formula for this method.",
+    )
+
+
+def site_cost(exchanges: Iterable[Exchange]) -> SiteCost:
+    """Of the sites that were asked, the mean."""
+    asked = list(exchanges)
+    sites = max(1, len({exchange.site for exchange in asked}))
+    work = sum((exchange.work for exchange in asked), Work())
+    return SiteCost(
+        flops_per_sample=work.per_sample,
+        other_flops=work.other / sites,
+        times=len(asked) / sites,
+        upload=_sent([exchange.up for exchange in asked], sites),
+        broadcast=_sent([exchange.down for exchange in asked], sites),
+    )
+
+
+def network_parts(arch: str, input_shape: tuple[int, ...], classes: int) -> dict[str, Part]:
+    """G and F of an architecture. DeepLab's pyramid belongs to G, as in the methods that take networks apart."""
+    net = with_light_head(build_network(arch, input_shape, classes, generator_seed=0)).eval()
+    image = torch.rand(1, *input_shape)
+    with torch.no_grad():
+        features = net.features(image)
+    return {"G": _part(net.backbone, net.features, image), "F": _part(net.head, net.head, features)}
+
+
+def compare(counted: SiteCost, formula: Formula, network: Mapping[str, Part], sites: int) -> tuple[Comparison, ...]:
+    """Every formula that the method has, beside what was counted."""
+    up, down = (sent.fields.get(name, 0.0) for sent, name in zip(_both(counted), formula.mixture, strict=True))
+    held = {"G": network["G"].numbers, "F": network["F"].numbers, "KF": sites * network["F"].numbers}
+    rows: tuple[tuple[str, float, Terms | None, str, Mapping[str, float]], ...] = (
+        ("FLOPs a sample", counted.flops_per_sample, formula.flops, "||", _flops_of(network, sites)),
+        ("numbers uploaded", counted.upload.numbers, formula.upload, "|", held | {"W": up}),
+        ("numbers broadcast", counted.broadcast.numbers, formula.broadcast, "|", held | {"W": down}),
+    )
+    return tuple(
+        Comparison(name, number, written(terms, bar), value, abs(number - value) <= TOLERANCE * value)
+        for name, number, terms, bar, symbols in rows
+        if terms is not None
+        for value in (evaluated(terms, symbols),)
+    )
+
+
+def _flops_of(network: Mapping[str, Part], sites: int) -> dict[str, float]:
+    extractor, classifier = network["G"], network["F"]
+    return {
+        "G": extractor.forward_flops,
+        "F": classifier.forward_flops,
+        "KF": sites * classifier.forward_flops,
+        "dG": extractor.input_gradient_flops,
+        "dF": classifier.input_gradient_flops,
+    }
+
+
+def _published(formula: Formula, network: Mapping[str, Part], sites: int) -> tuple[str, float] | None:
+    terms = formula.published
+    return (written(terms, "||"), evaluated(terms, _flops_of(network, sites))) if terms is not None else None
+
+
+def _both(counted: SiteCost) -> tuple[Sent, Sent]:
+    return counted.upload, counted.broadcast
+
+
+def _sent(messages: list[Message], sites: int) -> Sent:
+    names = dict.fromkeys(name for message in messages for name in message.fields)
+    fields = {name: sum(message.fields.get(name, 0) for message in messages) / sites for name in names}
+    return Sent(sum(fields.values()), sum(message.bytes for message in messages) / sites, fields)
+
+
+def _part(module: nn.Module, run: Callable[[Tensor], Tensor], example: Tensor) -> Part:
+    def flops(*, backward: bool, needs_input_gradient: bool = False) -> int:
+        example.requires_grad_(needs_input_gradient)
+        with flop_counter() as counter:
+            out = run(example)
+            if backward:
+                out.sum().backward()
+        return int(counter.get_total_flops())
+
+    return Part(
+        forward_flops=flops(backward=False),
+        input_gradient_flops=flops(backward=True, needs_input_gradient=True) - flops(backward=True),
+        parameters=sum(parameter.numel() for parameter in module.parameters()),
+        numbers=sum(tensor.numel() for tensor in module.state_dict().values()),
+    )
+
+
+def _input_shape(arch: Arch, image_size: int | None) -> tuple[int, ...]:
+    if arch.kind == "table":
+        if image_size is not None:
+            raise InputError("config-value", f"image size: architecture {arch.name!r} takes table rows, not images")
+        return (COLUMNS,)
+    side = image_size or arch.input_size or LARGE_IMAGE
+    return (3, side, side)
+
+
+def _check(**given: tuple[int, int]) -> None:
+    for name, (value, least) in given.items():
+        if value < least:
+            raise InputError("config-value", f"{name} is {value}; it must be {least} or more")

@@ -1,0 +1,100 @@
+"""What the methods for one labelled home and many unlabelled clients share."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.data.batches import LabelledBatch, UnlabelledBatch, UnlabelledData
+from fedshift.errors import SiteError
+from fedshift.federation.federation import Federation
+from fedshift.federation.kinds import Count, Metric, Release, Weights
+from fedshift.federation.plan import Plan
+from fedshift.federation.replies import Replies
+from fedshift.federation.site import WithSource
+from fedshift.federation.step import Step
+from fedshift.functional.averaging import weighted_mean
+from fedshift.methods.local import augmentation, plain_network
+from fedshift.nn.ensembles import Ensemble
+from fedshift.nn.network import Network
+from fedshift.nn.segmentation import with_light_head
+from fedshift.rng import Rng
+
+
+def split_network(plan: Plan) -> Network:
+    """The plan's net as an extractor G, its backbone, and a classifier F, its head."""
+    return with_light_head(plain_network(plan))
+
+
+def paired_network(plan: Plan) -> Network:
+    """G and two classifiers, whose mean probability is the prediction."""
+    net = split_network(plan)
+    net.head = Ensemble(net.head, 2, "probabilities")
+    return net
+
+
+def paired_weights(extractor: Weights, first: Weights, second: Weights | None) -> dict[str, Tensor]:
+    """Weights for `paired_network`. Without a second classifier the first one speaks alone."""
+    members = {"0": first, "1": first if second is None else second}
+    weights = {f"backbone.{key}": value for key, value in extractor.items()}
+    weights |= {f"head.members.{name}.{key}": value for name, head in members.items() for key, value in head.items()}
+    return weights | {"head.shares": torch.tensor([1.0, 0.0] if second is None else [0.5, 0.5])}
+
+
+def frozen_copy(head: nn.Module, weights: Weights) -> nn.Module:
+    """Another classifier like `head`, for looking at features only."""
+    twin = copy.deepcopy(head)
+    twin.load_state_dict(dict(weights))
+    return twin.eval().requires_grad_(False)
+
+
+def endless_batches(data: UnlabelledData, size: int, rng: Rng) -> Iterator[UnlabelledBatch]:
+    """Shuffled batches of `data`, which must not be empty, for as long as anybody asks."""
+    for epoch in itertools.count():
+        yield from data.batches(size, rng.child(epoch))
+
+
+@dataclass(frozen=True)
+class Trained(Release):
+    """What a client with a copy of the source data sends. `gap` is how far it found its data from the source's."""
+
+    model: Weights
+    samples: Count
+    loss: Metric
+    gap: Metric
+    summed = frozenset({"model"})
+
+
+def paired_batches(site: WithSource, rng: Rng) -> Iterator[tuple[LabelledBatch, UnlabelledBatch]]:
+    """`local_epochs` passes over the copied source data, each batch with one of the client's own."""
+    if not len(site.train):
+        raise SiteError("data-empty", f"client {site.name!r} has no training data")
+    training = site.plan.training
+    size, augment = training.batch_size, augmentation(site.plan)
+    labelled = site.source.batches(size, rng.child("source"), training.local_epochs, augment)
+    return zip(labelled, endless_batches(site.train, size, rng.child("target")), strict=False)
+
+
+def average_of_clients(fed: Federation, train: Step[Trained], model: Weights) -> dict[str, Tensor]:
+    """A round of FedAvg over the clients."""
+    replies = fed.ask(fed.targets, train, model=model)
+    count_absent(fed, replies)
+    for site, trained in replies:
+        fed.note("train_loss", trained.loss, site)
+        fed.note("gap", trained.gap, site)
+    return weighted_mean((trained.model, trained.samples) for _, trained in replies)
+
+
+def count_absent(fed: Federation, replies: Replies[Any]) -> None:
+    """Counts every client that gave no usable answer under its name, with the reason."""
+    for site, why in sorted(replies.absent().items()):
+        fed.count(f"skipped.{site}.{why}")
+
+
+SOURCE_COPIES = "a copy of the home's labelled training data at every client"

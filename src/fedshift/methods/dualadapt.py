@@ -1,0 +1,347 @@
+"""DualAdapt: clients train classifiers of their own on frozen features, and the home, the only one with labels, adapts
+the features on mixed-up pictures that stand in for the clients'.
+
+C.-H. Yao, B. Gong, H. Qi, Y. Cui, Y. Zhu, M.-H. Yang: Federated Multi-Target Domain Adaptation. WACV 2022.
+Algorithm 1, line by line. G is the extractor, F_g the shared classifier, F_l^i that of client i.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.data.batches import LabelledBatch, UnlabelledBatch
+from fedshift.errors import SiteError
+from fedshift.federation.federation import Federation
+from fedshift.federation.kinds import Count, Metric, MixtureTerms, Release, Weights
+from fedshift.federation.plan import Plan
+from fedshift.federation.replies import Replies
+from fedshift.federation.site import Labelled, Site, Unlabelled, WithTargets
+from fedshift.federation.step import Step, step
+from fedshift.functional.discrepancy import discrepancy, pseudo_label_loss
+from fedshift.functional.losses import cross_entropy
+from fedshift.functional.mixtures import Among, Axes, Mixture, Sample, fit_mixture, principal_axes, typicality
+from fedshift.functional.noise import add_noise
+from fedshift.methods.base import SHARED, About
+from fedshift.methods.clients import (
+    count_absent,
+    endless_batches,
+    frozen_copy,
+    paired_network,
+    paired_weights,
+    split_network,
+)
+from fedshift.methods.local import augmentation, sgd, train_batches, weights_of, with_weights
+from fedshift.nn.network import Network
+from fedshift.nn.segmentation import with_light_head
+from fedshift.rng import Rng
+
+NUDGE = 1e-3
+"""Deviation of the noise that sets a client's classifier apart from the shared one where no pseudo labels do."""
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """R_c, the clients' iterations, is the common key local_epochs."""
+
+    lambda_st: float = 1.0
+    """Weight of the pseudo labels in Eq. (5)."""
+    pretrain_epochs: float = 10.0
+    """Passes over the home's data before the first round."""
+    server_epochs: float = 1.0
+    """R_s: passes over the home's data a round."""
+    self_training: bool = True
+    """Whether clients learn from pseudo labels; false: from the discrepancy alone (Table 5)."""
+    mixtures: bool = True
+    """Whether Gaussian mixtures weigh samples; false: all weigh 1 and no mixture is fitted or sent (Table 5)."""
+    weigh_among: Among = "fitted"
+    """Whom W(x) compares x with: the points that the mixture was fitted to, or the other samples of the batch."""
+    components_per_class: int = 2
+    """Components of a mixture, times the number of classes."""
+    energy: float = 0.8
+    """Share of the features' variance that the principal axes keep."""
+    points: int = 8192
+    """Most feature vectors that a mixture is fitted to."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lambda_st < float("inf"):
+            raise ValueError(f"lambda_st must be 0 or more, not {self.lambda_st}")
+        if self.pretrain_epochs < 0 or self.server_epochs <= 0:
+            raise ValueError("pretrain_epochs must be 0 or more and server_epochs above 0")
+        if self.components_per_class < 1 or self.points < 1:
+            raise ValueError("components_per_class and points must be 1 or more")
+        if not 0 < self.energy <= 1:
+            raise ValueError(f"energy must be above 0 and at most 1, not {self.energy}")
+
+
+@dataclass(frozen=True)
+class State:
+    """G, F_g, and F_l of each client that ever answered."""
+
+    extractor: Weights
+    classifier: Weights
+    local: Mapping[str, Weights]
+    pretrained: bool
+
+
+@dataclass(frozen=True)
+class Source:
+    """W_S and the axes in which home and clients all measure."""
+
+    axes: Axes
+    mixture: Mixture
+
+
+@dataclass(frozen=True)
+class Adapted(Release):
+    classifier: Weights
+    mixture: MixtureTerms
+    dropped: Count
+    discrepancy: Metric
+    trust: Metric
+
+
+# --- Lines 5-12: local adaptation at client i ---------------------------------------------------------------------
+
+
+def client_loss(scores: Tensor, shared: Tensor, trust: Tensor, lambda_st: float) -> Tensor:
+    """Eq. (5) from the logits of F_l and F_g `(B, C, ...)` and W_S(x) `(B, ...)`. F_g is a constant."""
+    apart = discrepancy(scores, shared.detach())  # Eq. (3)
+    return (lambda_st * trust * pseudo_label_loss(scores, shared) - apart).mean()
+
+
+@step
+def adapt(site: Unlabelled, extractor: Weights, classifier: Weights, source: Source | None, rng: Rng) -> Adapted:
+    """Trains F_l on what G and F_g, both frozen, say of the client's data, and fits W_T to its features."""
+    if not len(site.train):
+        raise SiteError("data-empty", f"client {site.name!r} has no training data")
+    hyper, training = site.hyper(Hyper), site.plan.training
+    net = _loaded(site, extractor, classifier).eval().requires_grad_(False)
+    local = copy.deepcopy(net.head).requires_grad_(True).train()  # line 6
+    if not hyper.self_training:
+        # DIFFERS: where F_l = F_g the discrepancy has no gradient, and nothing else would ever part them.
+        local.load_state_dict(add_noise(local.state_dict(), NUDGE, rng.child("nudge").torch()))
+    lambda_st = hyper.lambda_st if hyper.self_training else 0.0
+    sample = Sample(len(site.train), hyper.points, rng.child("sample").torch())
+    seen: list[tuple[float, float]] = []
+
+    def loss_of(batch: UnlabelledBatch) -> Tensor:
+        with torch.no_grad():
+            features = net.features(batch.x)
+            shared = net.head(features)
+            trust = (
+                typicality(features, source.axes, source.mixture, hyper.weigh_among)
+                if source
+                else torch.ones_like(shared[:, 0])
+            )
+        sample.add(features, batch.index)
+        scores = local(features)
+        seen.append((float(discrepancy(scores.detach(), shared).mean()), float(trust.mean())))
+        return client_loss(scores, shared, trust, lambda_st)
+
+    optimizer = sgd(local.parameters(), site)
+    for group in optimizer.param_groups:
+        group["momentum"] = 0.0  # sec. 3.3: plain gradient descent at clients, momentum at the server
+    batches = site.train.batches(training.batch_size, rng, training.local_epochs)
+    train_batches(batches, loss_of, optimizer, training.precision)
+    mixture = _fit(site, sample, source.axes, rng) if source else None
+    return Adapted(
+        classifier=weights_of(local),
+        mixture=vars(mixture) if mixture else {},
+        dropped=_components(site) - len(mixture.weights) if mixture else 0,
+        discrepancy=_mean([apart for apart, _ in seen]),
+        trust=_mean([trust for _, trust in seen]),
+    )
+
+
+def _fit(site: Site, sample: Sample, axes: Axes, rng: Rng) -> Mixture:
+    rows, owners = sample.result()
+    generator = rng.child("mixture").torch()
+    return fit_mixture(axes.reduce(rows), owners, _components(site), site.min_samples, generator)
+
+
+def _components(site: Site) -> int:
+    return site.hyper(Hyper).components_per_class * len(site.plan.model.classes)
+
+
+def _loaded(site: Site, extractor: Weights, classifier: Weights) -> Network:
+    net = split_network(site.plan).to(site.device)
+    with_weights(net.backbone, extractor, site.device)
+    with_weights(net.head, classifier, site.device)
+    return net
+
+
+# --- Lines 1, 3 and 13-18: at the home ----------------------------------------------------------------------------
+
+
+def pretrain(home: Labelled, extractor: Weights, classifier: Weights, rng: Rng) -> tuple[Weights, Weights]:
+    """Line 1."""
+    training, net = home.plan.training, _loaded(home, extractor, classifier).train()
+    epochs = home.hyper(Hyper).pretrain_epochs
+    batches = home.train.batches(training.batch_size, rng, epochs, augmentation(home.plan))
+    optimizer = sgd(net.parameters(), home)
+    train_batches(batches, lambda b: cross_entropy(net(b.x), b.y), optimizer, training.precision)
+    return weights_of(net.backbone), weights_of(net.head)
+
+
+@torch.no_grad()
+def describe(home: Labelled, extractor: Weights, classifier: Weights, rng: Rng) -> Source:
+    """Line 3: W_S on source features."""
+    hyper, net = home.hyper(Hyper), _loaded(home, extractor, classifier).eval()
+    sample = Sample(len(home.train), hyper.points, rng.child("sample").torch())
+    for batch in home.train.batches(home.plan.training.batch_size, rng, min(1.0, hyper.points / len(home.train))):
+        sample.add(net.features(batch.x), batch.index)
+    axes = principal_axes(sample.result()[0], hyper.energy)
+    return Source(axes, _fit(home, sample, axes, rng))
+
+
+def mixup(x: Tensor) -> Tensor:
+    """(x_m + x_n) / 2 of neighbours in a batch, which is in random order already."""
+    return (x + x.roll(1, 0)) / 2
+
+
+@dataclass(frozen=True)
+class Optimised:
+    extractor: Weights
+    classifier: Weights
+    align_loss: float
+    train_loss: float
+
+
+def optimise(
+    home: Labelled,
+    extractor: Weights,
+    classifier: Weights,
+    local: Mapping[str, Weights],
+    mixtures: Mapping[str, Mixture],
+    axes: Axes | None,
+    rng: Rng,
+) -> Optimised:
+    """Lines 14-18: turn by turn, G comes to where all classifiers agree, and G and F_g learn from labels."""
+    hyper, training, net = home.hyper(Hyper), home.plan.training, _loaded(home, extractor, classifier).train()
+    heads = {client: frozen_copy(net.head, weights) for client, weights in sorted(local.items())}
+    # Mixtures are of features that G made when the clients had it.
+    before = copy.deepcopy(net).eval().requires_grad_(False)
+    stand_ins = _stand_ins(home, tuple(heads), rng)
+    losses: dict[bool, list[float]] = {True: [], False: []}
+
+    def align(x: Tensor, clients: Iterable[str]) -> Tensor:
+        """Eq. (6) for the clients that x stands for."""
+        features, then = net.features(x), before.features(x) if axes else None
+        shared, total = net.head(features), torch.zeros((), device=x.device)
+        for client in clients:
+            terms = discrepancy(heads[client](features), shared)
+            if axes and then is not None:
+                terms = typicality(then, axes, mixtures[client], hyper.weigh_among) * terms
+            total = total + terms.mean()
+        return total
+
+    def loss_of(turn: tuple[bool, LabelledBatch]) -> Tensor:
+        is_alignment, batch = turn
+        net.head.requires_grad_(not is_alignment)
+        if is_alignment:
+            loss = torch.stack([align(x, clients) for x, clients in stand_ins(batch.x)]).sum()  # line 17
+        else:
+            loss = cross_entropy(net(batch.x), batch.y)  # line 18
+        losses[is_alignment].append(float(loss.detach()))
+        return loss
+
+    batches = home.train.batches(training.batch_size, rng, hyper.server_epochs, augmentation(home.plan))
+    turns = ((kind, batch) for batch in batches for kind in ((True, False) if heads else (False,)))
+    optimizer = sgd(net.backbone.parameters(), home)
+    # A group of its own, because a fused step takes all or none of a group's parameters.
+    optimizer.add_param_group({"params": list(net.head.parameters())})
+    train_batches(turns, loss_of, optimizer, training.precision)
+    return Optimised(weights_of(net.backbone), weights_of(net.head), _mean(losses[True]), _mean(losses[False]))
+
+
+def _stand_ins(
+    home: Labelled, clients: tuple[str, ...], rng: Rng
+) -> Callable[[Tensor], list[tuple[Tensor, tuple[str, ...]]]]:
+    """From a source batch to pictures and the clients whose data they stand for: mixed-up ones for all (line 16), or
+    where the home has it (fed-oracle), each client's own data."""
+    if not isinstance(home, WithTargets):
+        return lambda x: [(mixup(x), clients)]
+    size = home.plan.training.batch_size
+    streams = {client: endless_batches(home.targets[client], size, rng.child(client)) for client in clients}
+    return lambda x: [(next(stream).x, (client,)) for client, stream in streams.items()]
+
+
+def _mean(losses: list[float]) -> float:
+    return sum(losses) / max(len(losses), 1)
+
+
+class DualAdapt:
+    """The coordinator is the home."""
+
+    hyper_type: ClassVar[type[Hyper]] = Hyper
+    state_type: ClassVar[type[State]] = State
+    steps: ClassVar[tuple[Step[Any], ...]] = (adapt,)
+
+    def __init__(self, hyper: Hyper) -> None:
+        self.hyper = hyper
+
+    def init(self, base: Network, fed: Federation) -> State:
+        net = with_light_head(copy.deepcopy(base))
+        return State(weights_of(net.backbone), weights_of(net.head), {}, pretrained=False)
+
+    def round(self, state: State, fed: Federation) -> State:
+        extractor, classifier = state.extractor, state.classifier
+        if not state.pretrained:
+            extractor, classifier = fed.at_home(pretrain, extractor=extractor, classifier=classifier)
+        now: dict[str, Any] = {"extractor": extractor, "classifier": classifier}
+        source = fed.at_home(describe, **now) if self.hyper.mixtures else None
+        replies = fed.ask(fed.targets, adapt, **now, source=source)  # line 4
+        local, mixtures = self._collect(replies, source, fed)
+        axes = source.axes if source else None
+        found = fed.at_home(optimise, **now, local=local, mixtures=mixtures, axes=axes)
+        fed.note("train_loss", found.train_loss, fed.plan.sources[0])
+        fed.note("align_loss", found.align_loss, fed.plan.sources[0])
+        # A client that gave no answer keeps the classifier it had, and has no say in Eq. (6).
+        return State(found.extractor, found.classifier, {**state.local, **local}, pretrained=True)
+
+    def _collect(
+        self, replies: Replies[Adapted], source: Source | None, fed: Federation
+    ) -> tuple[dict[str, Weights], dict[str, Mixture]]:
+        """F_l and W_T of the clients whose answers are usable."""
+        count_absent(fed, replies)
+        local: dict[str, Weights] = {}
+        mixtures: dict[str, Mixture] = {}
+        for site, reply in replies:
+            if source:
+                try:
+                    mixtures[site] = Mixture(**reply.mixture).checked(source.axes.axes.shape[1])
+                except (TypeError, ValueError):
+                    fed.count("refused.mixture")
+                    continue
+                fed.note("components", len(mixtures[site].weights), site)
+                fed.note("trust", reply.trust, site)
+            if reply.dropped:
+                fed.count(f"dropped.components.{site}", reply.dropped)
+            fed.note("discrepancy", reply.discrepancy, site)
+            local[site] = reply.classifier
+        return local, mixtures
+
+    def models(self, state: State) -> Mapping[str, Weights]:
+        own = {site: paired_weights(state.extractor, state.classifier, head) for site, head in state.local.items()}
+        return {SHARED: paired_weights(state.extractor, state.classifier, None), **own}
+
+    @staticmethod
+    def network(plan: Plan) -> nn.Module:
+        return paired_network(plan)  # Eq. (7)
+
+
+DUALADAPT = About("dualadapt", ("multi-adapt",), "Yao et al., WACV 2022")
+FED_ORACLE = About(
+    "fed-oracle",
+    ("multi-adapt",),
+    "Yao et al., WACV 2022: DualAdapt's bound",
+    "the clients' unlabelled data at the home: a bound, not to deploy",
+    data="target-copies",
+    hyper={"mixtures": False},
+)

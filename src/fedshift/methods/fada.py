@@ -1,0 +1,281 @@
+"""FADA: features of target and sources are drawn together by adversaries, and sources that help the target count more.
+
+X. Peng, Z. Huang, Y. Zhu, K. Saenko: Federated Adversarial Domain Adaptation. ICLR 2020. Without its disentangler.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedshift.data.augment import build_augment
+from fedshift.data.batches import LabelledBatch
+from fedshift.federation.federation import Federation
+from fedshift.federation.kinds import Count, Features, Metric, Release, Weights
+from fedshift.federation.plan import Plan
+from fedshift.federation.replies import Replies
+from fedshift.federation.site import Labelled, Site, Unlabelled
+from fedshift.federation.step import Step, isolated_randomness, step
+from fedshift.functional.clusters import gap_statistic, kmeans
+from fedshift.functional.losses import cross_entropy
+from fedshift.methods.base import SHARED, About
+from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
+from fedshift.methods.target import all_finite, require_target
+from fedshift.nn.network import Network, seeded_init
+from fedshift.rng import Rng
+
+FEATURES = "features"
+HIDDEN = 256
+"""Width of a domain identifier."""
+
+
+@dataclass(frozen=True)
+class Hyper:
+    adversarial: float = 0.1
+    """Weight of the adversarial losses of the extractor."""
+    attention: bool = True
+    """Whether sources count by what their gradient does to the target's clusters, or all the same."""
+    sync_batches: int = 1
+    """Batches that a site trains on between two exchanges."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.adversarial < float("inf"):
+            raise ValueError(f"adversarial must be 0 or more, not {self.adversarial}")
+        if self.sync_batches < 1:
+            raise ValueError(f"sync_batches must be 1 or more, not {self.sync_batches}")
+
+
+@dataclass(frozen=True)
+class State:
+    """The target's model {G_t, C_t} and a domain identifier DI_i for each source."""
+
+    model: Weights
+    identifiers: Mapping[str, Weights]
+
+
+@dataclass(frozen=True)
+class Trained(Release):
+    model: Weights
+    features: Features
+    samples: Count
+    loss: Metric
+
+
+# --- Domain identifiers ---------------------------------------------------------------------------------------------
+
+
+def domain_identifier(features: int) -> nn.Module:
+    """DI: features `(B, d)` to the logit `(B, 1)` of their being the source's."""
+    return nn.Sequential(nn.Linear(features, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
+
+
+def identification_loss(on_source: Tensor, on_target: Tensor) -> Tensor:
+    """L_adv_DI = -E log DI(G_i(x_s)) - E log(1 - DI(G_t(x_t))), from logits."""
+    return F.softplus(-on_source).mean() + F.softplus(on_target).mean()
+
+
+def confusion_loss(on_features: Tensor) -> Tensor:
+    """A term of L_adv_G: -E log DI(G(x)), from logits. Both the source's and the target's features are to pass for the
+    source's."""
+    return F.softplus(-on_features).mean()
+
+
+# --- At a source: one exchange's batches ----------------------------------------------------------------------------
+
+
+@step
+def train(site: Labelled, model: Weights, identifier: Weights, exchange: int, rng: Rng) -> Trained:
+    """Cross-entropy and the source's term of L_adv_G on the next batches; plain SGD, because momentum is kept at the
+    coordinator. The features that leave are those the batches had on the way."""
+    hyper, training = site.hyper(Hyper), site.plan.training
+    drawn = rng.child("exchange", exchange)
+    net = cast(Network, with_weights(plain_network(site.plan), model, site.device).train())
+    judge = _with_identifier(net, identifier, site.device).requires_grad_(False)
+    seen: list[Tensor] = []
+
+    def loss_of(batch: LabelledBatch) -> Tensor:
+        features = net.features(batch.x)
+        seen.append(features.detach().float().cpu())
+        return cross_entropy(net.head(features), batch.y) + hyper.adversarial * confusion_loss(judge(features))
+
+    optimizer = sgd(net.parameters(), site)
+    optimizer.param_groups[0]["momentum"] = 0.0
+    # A pass for each batch is more than enough: they are drawn as they are needed.
+    batches = site.train.batches(training.batch_size, drawn, hyper.sync_batches, augmentation(site.plan))
+    with isolated_randomness(drawn):
+        loss = train_batches(islice(batches, hyper.sync_batches), loss_of, optimizer, training.precision)
+    features = torch.cat(seen)
+    # A site with fewer samples than a batch repeats itself: the coordinator knows what shape to expect.
+    repeated = features[torch.arange(training.batch_size * hyper.sync_batches) % len(features)]
+    return Trained(model=weights_of(net), features={FEATURES: repeated}, samples=len(site.train), loss=loss)
+
+
+def _with_identifier(net: Network, weights: Weights, device: torch.device) -> nn.Module:
+    judge = domain_identifier(net.backbone.out_features)
+    judge.load_state_dict(dict(weights))
+    return judge.to(device)
+
+
+# --- At the target: attention, identifiers, the target's model ------------------------------------------------------
+
+
+class TargetSide:
+    """What the coordinator keeps between the exchanges of a round: {G_t, C_t}, the identifiers, and their SGD."""
+
+    def __init__(self, home: Site, state: State) -> None:
+        self.net = cast(Network, with_weights(plain_network(home.plan), state.model, home.device).train())
+        self.scratch = copy.deepcopy(self.net)
+        self.sgd = sgd(self.net.parameters(), home)
+        self.sgd.param_groups[0]["weight_decay"] = 0.0  # It is in the sites' steps already.
+        self.judges = {
+            site: _with_identifier(self.net, weights, home.device)
+            for site, weights in sorted(state.identifiers.items())
+        }
+        self.judge_sgd = {site: sgd(judge.parameters(), home) for site, judge in self.judges.items()}
+
+
+def attention(
+    net: Network, models: Mapping[str, Weights], x: Tensor, clusters: int, is_dynamic: bool
+) -> dict[str, float]:
+    """alpha by source: the softmax of the gains, that is how much less the target's clusters spread after a source's
+    gradient than before. Models that give NaN or infinity are left out; `net` is only borrowed."""
+    spread: dict[str, float] = {}
+    with torch.no_grad():
+        for site, weights in models.items():
+            net.load_state_dict(dict(weights))
+            features = net.features(x).float()
+            if bool(torch.isfinite(features).all()):
+                spread[site] = gap_statistic(features, kmeans(features, clusters))
+    # All start from the same model: the spread before is common to all gains, and a softmax does not see it.
+    gains = -torch.tensor(list(spread.values()), dtype=torch.float64)
+    alpha = torch.softmax(gains if is_dynamic else torch.zeros_like(gains), dim=0)
+    return dict(zip(spread, alpha.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Met:
+    """Of one exchange: the sources' weights, the losses of their identifiers and the target's own."""
+
+    alpha: Mapping[str, float]
+    identification: Mapping[str, float]
+    confusion: float
+
+
+def meet(home: Unlabelled, side: TargetSide, sent: Weights, replies: Replies[Trained], exchange: int, rng: Rng) -> Met:
+    """What the sites made of the model `sent`, and a batch of the target, become one step of {G_t, C_t}."""
+    hyper, training = home.hyper(Hyper), home.plan.training
+    drawn = rng.child("exchange", exchange)
+    augment = build_augment(training.augment) if training.augment else None
+    x = next(home.train.batches(training.batch_size, drawn, augment=augment)).x
+    models = {site: reply.model for site, reply in replies}
+    with isolated_randomness(drawn), torch.autocast("cpu", torch.bfloat16, enabled=training.precision == "bfloat16"):
+        alpha = attention(side.scratch, models, x, len(home.plan.model.classes), hyper.attention)
+        if not alpha:
+            return Met({}, {}, 0.0)
+        features = side.net.features(x).float()
+        identification = {site: identify(side, site, replies[site], features.detach()) for site in alpha}
+        confusion = torch.stack([alpha[site] * confusion_loss(side.judges[site](features)) for site in alpha]).sum()
+    side.sgd.zero_grad(set_to_none=True)
+    (hyper.adversarial * confusion).backward()
+    for name, parameter in side.net.named_parameters():
+        # The sites' steps as a gradient: momentum goes on from exchange to exchange, as if all were in one place.
+        steps = torch.stack([alpha[site] * (sent[name] - models[site][name]) for site in alpha]).sum(0) / home.lr
+        own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        parameter.grad = own + steps.to(own)
+    side.sgd.step()
+    return Met(alpha, identification, float(confusion.detach()))
+
+
+def identify(side: TargetSide, site: str, reply: Trained, target: Tensor) -> float:
+    """One step of DI_i on L_adv_DI; returns the loss."""
+    judge, optimizer = side.judges[site], side.judge_sgd[site]
+    optimizer.zero_grad(set_to_none=True)
+    loss = identification_loss(judge(reply.features[FEATURES].to(target.device)), judge(target))
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+# --- The coordinator ------------------------------------------------------------------------------------------------
+
+
+class Fada:
+    """A round is as many exchanges as an epoch has batches. In each, every source sends a model and features."""
+
+    hyper_type: ClassVar[type[Hyper]] = Hyper
+    state_type: ClassVar[type[State]] = State
+    steps: ClassVar[tuple[Step[Any], ...]] = (train,)
+
+    def __init__(self, hyper: Hyper) -> None:
+        self.hyper = hyper
+
+    def init(self, base: Network, fed: Federation) -> State:
+        require_target(fed)
+        identifiers = {}
+        for site in fed.labelled:
+            with seeded_init(fed.rng("identifier", site).seed()):
+                identifiers[site] = weights_of(domain_identifier(base.backbone.out_features))
+        return State(weights_of(base), identifiers)
+
+    def round(self, state: State, fed: Federation) -> State:
+        side = TargetSide(fed.home, state)
+        template = torch.zeros(fed.plan.training.batch_size * self.hyper.sync_batches, side.net.backbone.out_features)
+        recorded: dict[tuple[str, str], list[float]] = defaultdict(list)
+        exchange, exchanges = 0, 1
+        while exchange < exchanges:
+            sent = weights_of(side.net)
+            each = {site: {"identifier": weights_of(judge)} for site, judge in side.judges.items()}
+            expect = {"features": {FEATURES: template}}
+            replies = fed.ask(fed.labelled, train, each=each, expect=expect, model=sent, exchange=exchange)
+            if exchange == 0:
+                exchanges = exchanges_of([reply.samples for _, reply in replies], fed.plan, self.hyper)
+            met = fed.at_home(meet, side=side, sent=sent, replies=replies, exchange=exchange)
+            if len(met.alpha) < len(replies):
+                fed.count("fada.unusable-model", len(replies) - len(met.alpha))
+            if not all_finite(weights_of(side.net)):
+                fed.count("fada.step-diverged")
+                side.net.load_state_dict(sent)
+                side.sgd.state.clear()
+            for site, reply in replies:
+                recorded["train_loss", site].append(reply.loss)
+            for site, weight in met.alpha.items():
+                recorded["weight", site].append(weight)
+                recorded["identification_loss", site].append(met.identification[site])
+            recorded["confusion_loss", fed.home.name].append(met.confusion)
+            exchange += 1
+        for (name, who), values in recorded.items():
+            fed.note(name, statistics.fmean(values), who)
+        return State(weights_of(side.net), {site: weights_of(judge) for site, judge in side.judges.items()})
+
+    def models(self, state: State) -> Mapping[str, Weights]:
+        return {SHARED: state.model}
+
+    @staticmethod
+    def network(plan: Plan) -> nn.Module:
+        return plain_network(plan)
+
+
+def exchanges_of(samples: Sequence[int], plan: Plan, hyper: Hyper) -> int:
+    """How often a round exchanges: as often as a source's local epochs have batches. Of sources that differ in size the
+    middle one counts, so that no site alone can make a round endless."""
+    batches = plan.training.local_epochs * statistics.median_low(samples) / plan.training.batch_size
+    return max(1, math.ceil(batches / hyper.sync_batches))
+
+
+FADA = About(
+    "fada",
+    ("adapt",),
+    "Peng et al., ICLR 2020",
+    "sites that let features of single samples go to the coordinator, batch by batch",
+    tasks=("classification",),
+)

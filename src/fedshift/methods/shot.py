@@ -1,0 +1,180 @@
+"""SHOT with several sources: every site trains a model alone, the target fits each one's features to its classifier.
+
+J. Liang, D. Hu, J. Feng: Do We Really Need to Access the Source Data? Source Hypothesis Transfer for Unsupervised
+Domain Adaptation. ICML 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.data.augment import build_augment
+from fedshift.data.batches import UnlabelledBatch
+from fedshift.federation.federation import Federation
+from fedshift.federation.kinds import Weights
+from fedshift.federation.plan import Plan
+from fedshift.federation.site import Labelled, Unlabelled
+from fedshift.federation.step import Step, step
+from fedshift.functional.information import centroid_labels, diversity, entropy
+from fedshift.functional.losses import cross_entropy
+from fedshift.methods.base import SHARED, About
+from fedshift.methods.ensembles import StateAlone, Trained, joined, start_alone, train_alone
+from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
+from fedshift.methods.target import all_finite, over_target, require_target
+from fedshift.nn.ensembles import Ensemble
+from fedshift.nn.network import Network
+from fedshift.rng import Rng
+
+
+@dataclass(frozen=True)
+class Hyper:
+    source_rounds: float = 0.67
+    """Share of the rounds in which sites train; in the rest the target adapts (authors: 30 and 15 epochs on digits)."""
+    smoothing: float = 0.1
+    """Label smoothing of the sites' training."""
+    diversity: float = 1.0
+    """Weight of the diversity loss: 0 leaves entropy alone."""
+    beta: float = 0.3
+    """Weight of the pseudo labels' cross-entropy; 0: information maximisation alone (authors: 0.1 on digits)."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.source_rounds < 1:
+            raise ValueError(f"source_rounds is a share above 0 and below 1, not {self.source_rounds}")
+        if not 0 <= self.smoothing < 1:
+            raise ValueError(f"smoothing must be at least 0 and below 1, not {self.smoothing}")
+        for key in ("diversity", "beta"):
+            if not 0 <= getattr(self, key) < float("inf"):
+                raise ValueError(f"{key} must be 0 or more, not {getattr(self, key)}")
+
+
+# --- Sec. 3.1: the source hypothesis, where the labelled data is ---------------------------------------------------
+
+
+@step
+def train_source(site: Labelled, model: Weights, epochs: float, rng: Rng) -> Trained:
+    """Cross-entropy with label smoothing on the site's own data."""
+    hyper, training = site.hyper(Hyper), site.plan.training
+    net = with_weights(plain_network(site.plan), model, site.device).train()
+    batches = site.train.batches(training.batch_size, rng, epochs, augmentation(site.plan))
+    optimizer, smoothing = sgd(net.parameters(), site), hyper.smoothing
+    loss = train_batches(
+        batches, lambda b: cross_entropy(net(b.x), b.y, smoothing=smoothing), optimizer, training.precision
+    )  # Eq. (2)
+    return Trained(model=weights_of(net), loss=loss)
+
+
+# --- Sec. 3.2 and 3.3: hypothesis transfer, at the target -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Adapted:
+    model: Weights
+    loss: float
+
+
+def adapt(home: Unlabelled, model: Weights, source: str, rng: Rng) -> Adapted | None:
+    """One round's epochs of one source's model at the target: its extractor learns, its classifier is frozen. None
+    where its predictions are NaN or infinite."""
+    hyper, training = home.hyper(Hyper), home.plan.training
+    net = cast(Network, with_weights(plain_network(home.plan), model, home.device))
+    labels = pseudo_labels(net, home)
+    if labels is None:
+        return None
+    net.train()
+    net.head.requires_grad_(False).eval()
+
+    def loss_of(batch: UnlabelledBatch) -> Tensor:
+        scores = net(batch.x)
+        loss = entropy(scores) + hyper.diversity * diversity(scores)  # Eq. (3)
+        return loss + hyper.beta * cross_entropy(scores, labels[batch.index].to(scores.device))  # Eq. (7)
+
+    augment = build_augment(training.augment) if training.augment else None
+    batches = home.train.batches(training.batch_size, rng.child(source), training.local_epochs, augment)
+    loss = train_batches(batches, loss_of, sgd(net.backbone.parameters(), home), training.precision)
+    return Adapted(weights_of(net), loss)
+
+
+def pseudo_labels(net: Network, home: Unlabelled) -> Tensor | None:
+    """The target's classes `(N,)` by the model's own centroids, or None where it gives NaN or infinity."""
+    net.eval()
+
+    def features_and_scores(x: Tensor) -> Tensor:
+        features = net.features(x)
+        return torch.cat([features, net.head(features)], dim=1)
+
+    both = over_target(home, features_and_scores)
+    if not bool(torch.isfinite(both).all()):
+        return None
+    length = net.backbone.out_features
+    return centroid_labels(both[:, :length], both[:, length:].softmax(1))
+
+
+# --- The coordinator ------------------------------------------------------------------------------------------------
+
+
+class Shot:
+    """First the sites' rounds, then the target's; the prediction is the mean of all models' probabilities."""
+
+    hyper_type: ClassVar[type[Hyper]] = Hyper
+    state_type: ClassVar[type[StateAlone]] = StateAlone
+    steps: ClassVar[tuple[Step[Any], ...]] = (train_source,)
+
+    def __init__(self, hyper: Hyper) -> None:
+        self.hyper = hyper
+
+    def init(self, base: Network, fed: Federation) -> StateAlone:
+        require_target(fed)
+        return start_alone(base, fed)
+
+    def round(self, state: StateAlone, fed: Federation) -> StateAlone:
+        if fed.round > source_rounds(fed.plan.training.rounds, self.hyper.source_rounds):
+            return self._adapted(state, fed)
+        if fed.plan.training.rounds == 1:
+            fed.count("shot.no-round-to-adapt")
+        return train_alone(state, fed, train_source)
+
+    def _adapted(self, state: StateAlone, fed: Federation) -> StateAlone:
+        models, trained = dict(state.models), dict(state.trained)
+        for site in sorted(site for site in models if trained[site]):
+            adapted = fed.at_home(adapt, model=models[site], source=site)
+            if adapted is None:
+                fed.count("shot.unusable-model")
+                trained[site] = False
+            elif not all_finite(adapted.model):
+                fed.count("shot.adaptation-diverged")
+            else:
+                fed.note("adaptation_loss", adapted.loss, site)
+                models[site] = adapted.model
+        # Whoever has no say gets another's weights: times a share of 0, its own might still be NaN.
+        usable = [models[site] for site in sorted(models) if trained[site]]
+        for site in models:
+            if usable and not trained[site]:
+                models[site] = usable[0]
+        return StateAlone(models, trained)
+
+    def models(self, state: StateAlone) -> Mapping[str, Weights]:
+        return {SHARED: joined(state)}
+
+    @staticmethod
+    def network(plan: Plan) -> nn.Module:
+        return Ensemble(plain_network(plan), len(plan.sources), "probabilities")
+
+
+def source_rounds(rounds: int, share: float) -> int:
+    """How many of the rounds the sites train: at least one, and all but one at most, if there are two."""
+    return max(1, min(round(share * rounds), rounds - 1))
+
+
+SHOT = About(
+    "shot",
+    ("adapt",),
+    "Liang et al., ICML 2020",
+    tasks=("classification",),
+    # Digits: 30 epochs at the source, 15 at the target.
+    defaults={"rounds": 45, "batch_size": 64, "local_epochs": 1.0, "momentum": 0.9, "weight_decay": 1e-3},
+)

@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tinydata import CLASSES, TINTS, shapes, write_domain
+from torch import Tensor
+
+import fedshift
+from fedshift.data.domain import DataSource, Domain, Split
+from fedshift.errors import InputError, SiteError
+from fedshift.federation.federation import Federation
+from fedshift.federation.plan import ModelSpec, Plan, Training
+from fedshift.federation.policy import Policy
+from fedshift.federation.replies import Replies
+from fedshift.federation.site import Labelled, SiteSpec, Unlabelled
+from fedshift.functional.discrepancy import discrepancy
+from fedshift.functional.mixtures import Axes, Mixture, typicality
+from fedshift.methods import dualadapt
+from fedshift.methods.base import SHARED
+from fedshift.methods.clients import split_network
+from fedshift.methods.dualadapt import Adapted, DualAdapt, Hyper, State, adapt, client_loss, describe, mixup, optimise
+from fedshift.methods.local import weights_of
+from fedshift.rng import Rng
+from fedshift.runs.config import make_config
+from fedshift.runs.model_file import SavedModel
+
+NAMES = tuple(map(str, range(CLASSES)))
+RNG = Rng.of("test")
+
+
+def make_plan(hyper: Hyper, **training: Any) -> Plan:
+    how: dict[str, Any] = {
+        "rounds": 3,
+        "batch_size": 12,
+        "lr": 0.05,
+        "lr_min": 0.0,
+        "momentum": 0.9,
+        "weight_decay": 0.0,
+        "local_epochs": 1.0,
+        "schedule": "constant",
+        "precision": "float32",
+        "augment": (),
+    }
+    model = ModelSpec("digits-dualadapt", "classification", NAMES, (3, 16, 16))
+    keys = dataclasses.asdict(hyper)
+    return Plan("", "dualadapt", "multi-adapt", ("a",), 0, 1, model, Training(**(how | training)), keys)
+
+
+def make_client(folder: Path, hyper: Hyper, samples: int = 36, policy: int = 2, **training: Any) -> Unlabelled:
+    """A client as a machine of its own has it: its pictures, no labels, and no data set in which a source could be."""
+    images, _ = shapes(samples, (0.2, 0.4, 1.0), 0.1, seed=3)
+    spec = SiteSpec("b", "unlabelled", DataSource(), ("b",), folder, Policy(min_samples=policy))
+    split, none = Split(images, None), Split(images[:0], None)
+    return Unlabelled(spec, make_plan(hyper, **training), Domain("b", split, none, none), NAMES, 1)
+
+
+def make_home(folder: Path, hyper: Hyper, samples: int = 36, **training: Any) -> Labelled:
+    split = Split(*shapes(samples, (1.0, 0.7, 0.2), 0.1, seed=0))
+    spec = SiteSpec("a", "labelled", DataSource(), ("a",), folder, Policy(min_samples=2))
+    return Labelled(spec, make_plan(hyper, **training), Domain("a", split, split, split), NAMES, 1)
+
+
+def start(plan: Plan) -> dict[str, dict[str, Tensor]]:
+    net = split_network(plan)
+    return {"extractor": weights_of(net.backbone), "classifier": weights_of(net.head)}
+
+
+def same(a: Any, b: Any) -> bool:
+    return set(a) == set(b) and all(torch.equal(a[key], b[key]) for key in a)
+
+
+# --- Equations ----------------------------------------------------------------------------------------------------
+
+
+def test_eq_5_by_hand() -> None:
+    local, shared = torch.tensor([[0.5, 0.5], [0.9, 0.1]]).log(), torch.tensor([[0.8, 0.2], [0.3, 0.7]]).log()
+    # L_adv 0.6 and 1.2; pseudo labels 0 and 1; L_st -log 0.5 and -log 0.1; W_S 1 and 0.25.
+    by_hand = (2 * 1 * -math.log(0.5) - 0.6 + 2 * 0.25 * -math.log(0.1) - 1.2) / 2
+    assert float(client_loss(local, shared, torch.tensor([1.0, 0.25]), 2.0)) == pytest.approx(by_hand)
+
+
+def test_eq_5_of_pixels_is_the_mean_over_them() -> None:
+    local, shared, trust = torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4), torch.rand(2, 4, 4)
+    rows = [part.movedim(1, -1).reshape(-1, 3) for part in (local, shared)]
+    assert torch.allclose(client_loss(local, shared, trust, 0.7), client_loss(*rows, trust.flatten(), 0.7))
+
+
+def test_mixup_is_the_mean_of_neighbours() -> None:
+    x = torch.tensor([0.0, 1.0, 4.0]).reshape(3, 1, 1, 1)
+    assert mixup(x).flatten().tolist() == [2.0, 0.5, 2.5]
+
+
+def test_eq_6_is_the_weighted_discrepancy_over_mixed_up_pictures(tmp_path: Path) -> None:
+    home = make_home(tmp_path, Hyper(), batch_size=36)
+    now = start(home.plan)
+    source = describe(home, **now, rng=RNG)
+    local = {name: {k: v + scale for k, v in now["classifier"].items()} for name, scale in (("b", 0.1), ("c", -0.2))}
+    local["c"]["fc2.weight"] = local["c"]["fc2.weight"].flip(0)
+    # Mixed-up pictures are far from the home's own: the tables are moved to where the weights differ.
+    lower = source.mixture.levels - 60 * torch.linspace(1, 0, len(source.mixture.levels))
+    mixtures = {"b": dataclasses.replace(source.mixture, levels=lower)}
+    mixtures["c"] = dataclasses.replace(source.mixture, levels=lower - 20)
+    found = optimise(home, **now, local=local, mixtures=mixtures, axes=source.axes, rng=RNG)
+
+    (batch,) = home.train.batches(36, RNG, 1)
+    net = split_network(home.plan)
+    net.backbone.load_state_dict(now["extractor"])
+    net.head.load_state_dict(now["classifier"])
+    mixed = (batch.x + batch.x[[35, *range(35)]]) / 2
+    with torch.no_grad():
+        as_at_clients, features = net.eval().features(mixed), net.train().features(mixed)
+        by_hand = 0.0
+        for name in ("b", "c"):
+            head = copy.deepcopy(net.head)
+            head.load_state_dict(local[name])
+            weight = typicality(as_at_clients, source.axes, mixtures[name])
+            assert 0.05 < float(weight.mean()) < 0.95
+            by_hand += float((weight * discrepancy(net.head(features), head(features))).mean())
+    assert by_hand > 0.01 and found.align_loss == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_eq_6_moves_the_extractor_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = make_home(tmp_path, Hyper(mixtures=False))
+    now = start(home.plan)
+    local = {"b": {key: value + torch.randn_like(value) for key, value in now["classifier"].items()}}
+    monkeypatch.setattr(dualadapt, "cross_entropy", lambda scores, y: scores.sum() * 0)
+    found = optimise(home, **now, local=local, mixtures={}, axes=None, rng=RNG)
+    assert same(found.classifier, now["classifier"])
+    assert not torch.equal(found.extractor["block1.conv.weight"], now["extractor"]["block1.conv.weight"])
+
+
+def test_without_clients_the_home_learns_from_labels_alone(tmp_path: Path) -> None:
+    home = make_home(tmp_path, Hyper(server_epochs=4.0))
+    now = start(home.plan)
+    found = optimise(home, **now, local={}, mixtures={}, axes=None, rng=RNG)
+    assert found.align_loss == 0 and 0 < found.train_loss < math.log(CLASSES)
+
+
+def test_eq_7_mean_of_both_for_a_client_and_the_shared_one_for_strangers() -> None:
+    plan = make_plan(Hyper())
+    now = start(plan)
+    own = {key: value + 0.3 * torch.randn_like(value) for key, value in now["classifier"].items()}
+    saved = SavedModel(plan, DualAdapt(Hyper()).models(State(**now, local={"b": own}, pretrained=True)))
+    assert set(saved.models) == {SHARED, "b"} and saved.choose("never heard of") == SHARED
+    x, net = torch.rand(4, 3, 16, 16), split_network(plan).eval()
+    net.backbone.load_state_dict(now["extractor"])
+    probabilities = []
+    for weights in (now["classifier"], own):
+        net.head.load_state_dict(weights)
+        probabilities.append(net(x).softmax(1))
+    assert torch.allclose(saved.network("b")(x).softmax(1), sum(probabilities) / 2, atol=1e-6)
+    assert torch.allclose(saved.network()(x).softmax(1), probabilities[0], atol=1e-6)
+
+
+# --- The client's half --------------------------------------------------------------------------------------------
+
+
+def with_source(folder: Path, hyper: Hyper) -> dict[str, Any]:
+    home = make_home(folder / "home", hyper)
+    now = start(home.plan)
+    return now | {"source": describe(home, **now, rng=RNG) if hyper.mixtures else None}
+
+
+def test_a_client_adapts_without_any_source_data(tmp_path: Path) -> None:
+    site = make_client(tmp_path, Hyper())
+    sent = with_source(tmp_path, Hyper())
+    reply = adapt.run(site, **sent, rng=RNG)
+    assert not same(reply.classifier, sent["classifier"]) and set(reply.classifier) == set(sent["classifier"])
+    mixed = Mixture(**reply.mixture).checked(sent["source"].axes.axes.shape[1])
+    assert int(mixed.counts.sum()) == 36 and int(mixed.counts.min()) >= 2
+    assert reply.dropped == 2 * CLASSES - len(mixed.weights)
+    assert 0 <= reply.discrepancy <= 2 and 0 <= reply.trust <= 1
+    # What leaves: the small classifier and the mixture, never the extractor.
+    assert {field.name for field in dataclasses.fields(Adapted)} == {
+        *("classifier", "mixture", "dropped", "discrepancy", "trust")
+    }
+
+
+def test_frozen_parts_get_no_gradient_and_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nets = []
+    original = dualadapt._loaded
+    monkeypatch.setattr(dualadapt, "_loaded", lambda *args: nets.append(original(*args)) or nets[-1])
+    site, sent = make_client(tmp_path, Hyper(mixtures=False)), with_source(tmp_path, Hyper(mixtures=False))
+    adapt.run(site, **sent, rng=RNG)
+    (net,) = nets
+    assert all(value.grad is None and not value.requires_grad for value in net.parameters())
+    assert same(weights_of(net.backbone), sent["extractor"]) and same(weights_of(net.head), sent["classifier"])
+
+
+def test_clients_descend_plainly_without_momentum(tmp_path: Path) -> None:
+    """Two batches of Eq. (5), by hand; the run's momentum is for the home."""
+    site = make_client(tmp_path, Hyper(mixtures=False, lambda_st=0.5), samples=24, weight_decay=0.01)
+    sent = with_source(tmp_path, Hyper(mixtures=False))
+    net = split_network(site.plan).eval()
+    net.backbone.load_state_dict(sent["extractor"])
+    net.head.load_state_dict(sent["classifier"])
+    local = copy.deepcopy(net.head)
+    for batch in site.train.batches(12, RNG, 1):
+        features = net.features(batch.x).detach()
+        loss = client_loss(local(features), net.head(features).detach(), torch.ones(12), 0.5)
+        gradients = torch.autograd.grad(loss, list(local.parameters()))
+        with torch.no_grad():
+            for value, gradient in zip(local.parameters(), gradients, strict=True):
+                value -= 0.05 * (gradient + 0.01 * value)
+    reply = adapt.run(site, **sent, rng=RNG)
+    assert all(torch.allclose(reply.classifier[k], v, atol=1e-6) for k, v in local.state_dict().items())
+
+
+def test_without_pseudo_labels_a_nudge_parts_the_classifiers(tmp_path: Path) -> None:
+    """Where F_l = F_g the discrepancy has no gradient: without a nudge nothing would ever happen."""
+    stuck = Hyper(mixtures=False, lambda_st=0.0)
+    sent = with_source(tmp_path, stuck)
+    assert same(adapt.run(make_client(tmp_path, stuck), **sent, rng=RNG).classifier, sent["classifier"])
+    free = Hyper(mixtures=False, self_training=False)
+    reply = adapt.run(make_client(tmp_path, free, local_epochs=20.0), **sent, rng=RNG)
+    assert reply.discrepancy > 0 and not same(reply.classifier, sent["classifier"])
+
+
+def test_without_mixtures_none_is_fitted_or_sent(tmp_path: Path) -> None:
+    hyper = Hyper(mixtures=False)
+    reply = adapt.run(make_client(tmp_path, hyper), **with_source(tmp_path, hyper), rng=RNG)
+    assert reply.mixture == {} and reply.dropped == 0 and reply.trust == 1
+
+
+def test_no_component_leaves_that_the_policy_would_not_let_out(tmp_path: Path) -> None:
+    reply = adapt.run(make_client(tmp_path, Hyper(), policy=10), **with_source(tmp_path, Hyper()), rng=RNG)
+    assert int(reply.mixture["counts"].min()) >= 10 and len(reply.mixture["weights"]) <= 3
+    assert reply.dropped == 6 - len(reply.mixture["weights"])
+    Policy(min_samples=10).apply(reply, {})
+    with pytest.raises(SiteError, match="fewer than 40 samples"):
+        Policy(min_samples=40).apply(reply, {})
+
+
+def test_a_client_without_data_is_an_error_at_that_client(tmp_path: Path) -> None:
+    with pytest.raises(SiteError, match="client 'b' has no training data") as caught:
+        adapt.run(make_client(tmp_path, Hyper(), samples=0), **with_source(tmp_path, Hyper()), rng=RNG)
+    assert caught.value.code == "data-empty"
+
+
+# --- The coordinator's half ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda terms: terms | {"variances": -terms["variances"]},
+        lambda terms: terms | {"means": terms["means"][:, :1]},
+        lambda terms: {key: value for key, value in terms.items() if key != "levels"},
+    ],
+    ids=["negative variances", "other dimensions", "a field is missing"],
+)
+def test_a_damaged_mixture_is_refused_and_counted(tmp_path: Path, damage: Any) -> None:
+    sent = with_source(tmp_path, Hyper())
+    reply = adapt.run(make_client(tmp_path, Hyper()), **sent, rng=RNG)
+    replies = Replies(adapt)
+    replies.add("b", dataclasses.replace(reply, mixture=damage(reply.mixture)), 1)
+    replies.add("c", reply, 1)
+    fed = Federation(make_plan(Hyper()), None, ())  # type: ignore[arg-type]
+    local, mixtures = DualAdapt(Hyper())._collect(replies, sent["source"], fed)
+    assert set(local) == set(mixtures) == {"c"} and fed.counters["refused.mixture"] == 1
+
+
+def test_missing_clients_keep_their_classifier_and_are_named() -> None:
+    replies = Replies(adapt)
+    replies.missing["b"] = "unreachable"
+    fed = Federation(make_plan(Hyper(mixtures=False)), None, ())  # type: ignore[arg-type]
+    assert DualAdapt(Hyper(mixtures=False))._collect(replies, None, fed) == ({}, {})
+    assert fed.counters == {"skipped.b.unreachable": 1}
+
+
+@pytest.mark.parametrize(
+    "key", ["lambda_st=-1", "pretrain_epochs=-1", "server_epochs=0", "components_per_class=0", "energy=0", "points=0"]
+)
+def test_keys_out_of_range_are_refused(key: str) -> None:
+    name, value = key.split("=")
+    with pytest.raises(InputError, match=f"dualadapt: .*{name}"):
+        make_config({"method": "dualadapt", "dualadapt": {name: float(value) if "." in value else int(value)}})
+
+
+# --- Runs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    root = tmp_path / "data"
+    root.mkdir()
+    for number, name in enumerate(TINTS):
+        write_domain(root, name, seed=10 * number)
+    return root
+
+
+def fit(method: str, root: Path, hyper: dict[str, Any] | None = None, **keys: Any) -> fedshift.Run:
+    common = {"home": "amber", "arch": "digits-copa", "rounds": 2, "batch_size": 8, "lr": 0.02, "workers": 0}
+    own = {method: {"pretrain_epochs": 1.0} | (hyper or {})}
+    return fedshift.fit(method, data_dir=root, **own, **({"policy": {"min_samples": 2}} | common | keys))
+
+
+def test_bad_clients_are_skipped_or_cut_down_and_named(data: Path) -> None:
+    write_domain(data, "blue", train=6)
+    write_domain(data, "coral", train=1)
+    run = fit("dualadapt", data)
+    counters = run.results["counters"]
+    assert counters["skipped.coral.site-policy"] == 2  # in both rounds
+    assert counters["dropped.components.blue"] >= 2 * 3  # at most 3 of 6 components, in both rounds
+    own = run.model().models
+    assert set(own) == {SHARED, "blue", "dim"} and set(run.results["per_target"]) == {"blue", "coral", "dim"}
+
+
+@pytest.mark.parametrize("method", ["dualadapt", "fed-oracle"])
+def test_a_home_without_labels_is_named(method: str, data: Path) -> None:
+    with np.load(data / "amber.npz") as file:
+        np.savez(data / "amber.npz", images=file["train_images"])
+    with pytest.raises(InputError, match="the home 'amber' has no labels"):
+        fit(method, data)
+
+
+@pytest.mark.parametrize(
+    "hyper",
+    [{"self_training": False, "mixtures": False}, {"mixtures": False}, {}, {"weigh_among": "batch"}],
+    ids=["MCD", "MCD and ST", "with mixtures", "weighed in the batch"],
+)
+def test_rows_of_table_5_send_what_they_should(data: Path, hyper: dict[str, Any]) -> None:
+    run = fit("dualadapt", data, hyper, rounds=1)
+    lines = (run.path / "sites" / "dim" / "ledger.jsonl").read_text().splitlines()
+    sizes = [line for line in lines if '"field": "mixture"' in line]
+    assert len(sizes) == 1 and ('"values": 0' in sizes[0]) == (hyper.get("mixtures") is False)
+    assert {row["site"] for row in run.metrics if row["name"] == "discrepancy"} == {"blue", "coral", "dim"}
+
+
+def test_fed_oracle_adapts_on_the_clients_own_pictures(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dualadapt, "mixup", lambda x: pytest.fail("fed-oracle does not need stand-ins"))
+    run = fit("fed-oracle", data, rounds=1)
+    assert run.results["counters"] == {}
+    assert "Not to deploy" in (run.path / "MODEL_CARD.md").read_text()
+
+
+def test_dualadapt_has_no_copy_of_anybodys_data(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    homes = []
+    original = dualadapt.optimise
+    monkeypatch.setattr(dualadapt, "optimise", lambda home, **kw: homes.append(type(home)) or original(home, **kw))
+    fit("dualadapt", data, rounds=1)
+    assert homes == [Labelled]
+
+
+def test_axes_are_the_homes_for_all(tmp_path: Path) -> None:
+    sent = with_source(tmp_path, Hyper())
+    axes: Axes = sent["source"].axes
+    reply = adapt.run(make_client(tmp_path, Hyper()), **sent, rng=RNG)
+    assert reply.mixture["means"].shape[1] == axes.axes.shape[1] == sent["source"].mixture.means.shape[1]
+    products = axes.axes.T @ axes.axes
+    assert torch.allclose(products, torch.eye(len(products)), atol=1e-5)
