@@ -6,6 +6,7 @@ import math
 
 from fedshift.errors import CATALOGUE
 from fedshift.federation import kinds
+from fedshift.methods.counted import explain
 
 NOTHING = "–"
 
@@ -106,4 +107,6 @@ def explain_counter(name: str) -> str:
         return f"A site said that its step failed ({why[:1].lower()}{why[1:]}); its own log has the details."
     if name == "clipped.updates":
         return "An update was longer than the site's policy allows and was shortened before it left the site."
-    return "Counted by the method itself."
+    if name == "skipped.files":
+        return "A file could not be read and was left out: fedshift check-data names it."
+    return explain(name) or "Counted by the method itself."
