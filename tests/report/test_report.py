@@ -133,7 +133,7 @@ def test_data_sets_are_not_mixed(tmp_path: Path) -> None:
     )
     page = report(tmp_path, one, two)
     assert len([style for style, _ in page.tables if style.startswith("scores")]) == 2
-    assert "mIoU on photo" in page.text and "Accuracy on photo" in page.text
+    assert ": mIoU on photo" in page.text and ": accuracy on photo" in page.text
 
 
 def test_one_line_a_run_and_one_a_site(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_run_without_a_target_shows_its_validation(tmp_path: Path) -> None:
     nothing = {"target": None, "per_target": {}, "accuracy": {}, "confusion": {}}
     page = report(tmp_path, write_run(tmp_path / "a", config={"target": None}, results=nothing))
     assert [text for _, text in page.scores()["fedavg"]] == ["90.0"]
-    assert "Accuracy on the sources" in page.text
+    assert ": accuracy on the sources" in page.text
 
 
 def test_a_score_that_is_not_a_number_is_a_dash(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ COMPARISONS = (
             "target": "street",
             "setting": "generalize",
             "rounds": 10,
+            "evaluate_every": 2,
             "train_per_site": 300,
             "batch_size": 16,
             "lr": 0.05,
@@ -43,6 +44,21 @@ COMPARISONS = (
         },
         ("fedavg", "copa", "csac", "oracle"),
         {"csac": {"csac": {"acquisition_epochs": 2, "calibration_epochs": 1}}},
+    ),
+    Comparison(
+        "adapt: the same four sites, and the fifth's pictures without labels",
+        {
+            "dataset": "digits",
+            "target": "street",
+            "setting": "adapt",
+            "rounds": 8,
+            "evaluate_every": 2,
+            "train_per_site": 300,
+            "batch_size": 16,
+            "lr": 0.05,
+            "momentum": 0.9,
+        },
+        ("source-only", "kd3a"),
     ),
 )
 
