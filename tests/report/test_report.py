@@ -123,7 +123,19 @@ def test_runs_that_differ_in_a_setting_are_different_rows(tmp_path: Path) -> Non
         write_run(tmp_path / "a", config={"lr": 0.1, "fedavg": {"mu": 1}}),
         write_run(tmp_path / "b", config={"lr": 0.5, "fedavg": {"mu": 2}}),
     )
-    assert list(page.scores()) == ["fedavgfedavg.mu 1, lr 0.1", "fedavgfedavg.mu 2, lr 0.5"]
+    assert list(page.scores()) == ["fedavgmu 1, lr 0.1", "fedavgmu 2, lr 0.5"]
+
+
+def test_a_row_says_what_is_special_about_it_and_nothing_else(tmp_path: Path) -> None:
+    common = {"attack": [], "fedavg": {"drop": []}}
+    page = report(
+        tmp_path,
+        write_run(tmp_path / "a", sources=("chalk", "paint"), config=common),
+        write_run(tmp_path / "b", sources=("chalk", "paint"), config=common | {"attack": ["poison:chalk:0.3"]}),
+        write_run(tmp_path / "c", sources=("chalk", "paint"), config=common | {"fedavg": {"drop": ["chalk"]}}),
+        write_run(tmp_path / "d", sources=("paint",), config=common),
+    )
+    assert list(page.scores()) == ["fedavg", "fedavgattack poison:chalk:0.3", "fedavgdrop chalk", "fedavgwithout chalk"]
 
 
 def test_data_sets_are_not_mixed(tmp_path: Path) -> None:

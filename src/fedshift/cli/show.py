@@ -15,6 +15,7 @@ from fedshift.data import DataReport, list_datasets
 from fedshift.federation.kinds import kinds
 from fedshift.methods import METHODS, find_about, find_method
 from fedshift.nn.archs import ARCHS
+from fedshift.report.words import explain_counter
 
 _SHOWN = 10
 """How many unreadable files and duplicates are named one by one; the counts are complete."""
@@ -49,7 +50,7 @@ def show_results(results: Mapping[str, Any], folder: Path) -> None:
         highlight=False,
     )
     for name, count in results["counters"].items():
-        console.print(f"[yellow]{name}: {count}[/yellow]", highlight=False)
+        console.print(f"[yellow]{escape(name)} x{count}[/yellow] {escape(explain_counter(name))}", highlight=False)
 
 
 def show_data_report(report: DataReport) -> None:

@@ -22,6 +22,9 @@ _SAME_EXPERIMENT = (
 )
 
 
+_NONE: tuple[Any, ...] = (None, "", [], {})
+
+
 @dataclass(frozen=True)
 class Entry:
     """A row: one method in one configuration, with all its runs."""
@@ -75,15 +78,24 @@ def entries_of(runs: list[tuple[int, Record]]) -> list[Entry]:
 
 
 def _variants(records: Sequence[Record]) -> list[str]:
-    """For each run, the settings in which runs of its method differ: `lr 0.1, rounds 40`."""
+    """For each run, the settings in which runs of its method differ, where it has any: `lr 0.1, rounds 40`."""
     settings = [_settings(record) for record in records]
+    domains = [_domains(record) for record in records]
     labels = []
-    for record, own in zip(records, settings, strict=True):
-        peers = [other for peer, other in zip(records, settings, strict=True) if peer.method == record.method]
-        keys = sorted({key for peer in peers for key in peer})
-        differing = [key for key in keys if len({str(peer.get(key)) for peer in peers}) > 1]
-        labels.append(", ".join(f"{key} {own.get(key)}" for key in differing))
+    for number, record in enumerate(records):
+        peers = [other for other, peer in enumerate(records) if peer.method == record.method]
+        keys = sorted({key for peer in peers for key in settings[peer]})
+        differing = [key for key in keys if len({str(settings[peer].get(key)) for peer in peers}) > 1]
+        own = [(key, settings[number].get(key)) for key in differing]
+        words = [f"{key.removeprefix(f'{record.method}.')} {_value(value)}" for key, value in own if value not in _NONE]
+        # Leaving out each domain in turn is one experiment; leaving out other domains altogether is another.
+        missing = sorted(set().union(*(domains[peer] for peer in peers)) - domains[number])
+        labels.append(", ".join(words + ([f"without {', '.join(missing)}"] if missing else [])))
     return labels
+
+
+def _value(value: Any) -> str:
+    return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)
 
 
 def _settings(record: Record) -> dict[str, Any]:
@@ -94,7 +106,10 @@ def _settings(record: Record) -> dict[str, Any]:
             flat |= {f"{key}.{inner}": item for inner, item in value.items()}
         elif key not in _SAME_EXPERIMENT:
             flat[key] = value
-    # Leaving out each domain in turn is one experiment; leaving out other domains altogether is another.
+    return flat
+
+
+def _domains(record: Record) -> set[str]:
+    """All that the run trains or tests on."""
     named = [*(record.config.get("sources") or ()), *(record.config.get("targets") or ()), record.target]
-    domains = {str(name) for name in named if name}
-    return flat | {"domains": ", ".join(sorted(domains))}
+    return {str(name) for name in named if name}

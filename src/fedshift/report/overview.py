@@ -208,7 +208,7 @@ def _summary(rows: Sequence[Row], unit: str, targets: Sequence[str]) -> str:
     where = f"on {targets[0]}" if len(targets) == 1 else f"as the mean over {plural(len(targets), 'target')}"
     text = (
         f"{winner.entry.label} has the highest last-round {unit} {where}: {percent(best)} %,"
-        f" {points(best - second)} above {runner_up.entry.label}"
+        f" {_lead(best - second)} {runner_up.entry.label}"
     )
     bounds = [(value, row) for value, row in finished if row.entry.bound]
     if bounds:
@@ -216,6 +216,10 @@ def _summary(rows: Sequence[Row], unit: str, targets: Sequence[str]) -> str:
         gap = top - best
         text += f" and {points(abs(gap))} {'below' if gap >= 0 else 'above'} the bound {row.entry.label}"
     return text + "."
+
+
+def _lead(difference: float) -> str:
+    return f"{points(difference)} above" if percent(difference) != "0.0" else "level with"
 
 
 def points(difference: float) -> str:
