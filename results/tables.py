@@ -1,23 +1,26 @@
-"""Finished runs to records, records to tables.
+"""Finished runs to records, records to the tables of the documentation.
 
 python results/tables.py collect results/real-digits.jsonl COPA runs/copa-*
-python results/tables.py show results/real-digits.jsonl FedAvg
+python results/tables.py write docs/results.md
 
 `collect` appends runs under a row's name, without the paths they lay in; a run that the file already has is left out.
-`show` prints Markdown, with differences to the named row.
+`write` puts tables where a page says `<!-- table FILE minus ROW -->`, up to `<!-- end -->`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from pathlib import Path
 
 from fedshift.bench.records import Record, append, read, read_run
 from fedshift.bench.tables import make_table, markdown
 
+HERE = Path(__file__).parent
 RULES = {"last": "Last round", "source_val": "Round chosen on source validation"}
 BOUNDS = ("Oracle", "DeepAll")
+PLACE = re.compile(r"(<!-- table (\S+?)(?: minus (.+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def collect(path: Path, row: str, runs: list[Path]) -> None:
@@ -31,24 +34,36 @@ def collect(path: Path, row: str, runs: list[Path]) -> None:
             append(path, Record(**{**vars(record), "column": record.target or record.home or ""}))
 
 
-def show(path: Path, baseline: str | None, rule: str) -> str:
+def tables(path: Path, baseline: str | None) -> str:
+    """Markdown tables of a record file, one a rule; one for both rules where they chose the same rounds."""
     records, broken = read([path])
     assert not broken, f"{path} has {broken} lines that are not whole"
     records.sort(key=lambda record: record.column)
-    table = make_table(
-        records,
-        lambda record: {target: scores[rule] for target, scores in record.scores.items()},
-        rule,
-        baseline=baseline,
-        not_ranked=BOUNDS,
-    )
-    return f"{RULES[rule]}:\n\n{markdown(table)}"
+    found: dict[str, list[str]] = {}
+    for rule, words in RULES.items():
+        table = make_table(
+            records,
+            lambda record, rule=rule: {target: scores[rule] for target, scores in record.scores.items()},
+            rule,
+            baseline=baseline,
+            not_ranked=BOUNDS,
+        )
+        found.setdefault(markdown(table), []).append(words)
+    parts = []
+    for text, words in found.items():
+        heading = words[0] if len(words) == 1 else f"{words[0]}, and {words[1][0].lower()}{words[1][1:]}"
+        parts.append(f"{heading}:\n\n{text}\n")
+    return "\n" + "".join(parts)
+
+
+def written(page: str) -> str:
+    """`page` with its tables made anew."""
+    return PLACE.sub(lambda m: m[1] + tables(HERE / m[2], m[3]) + m[4], page)
 
 
 if __name__ == "__main__":
-    command, record, *rest = sys.argv[1:]
+    command, file, *rest = sys.argv[1:]
     if command == "collect":
-        collect(Path(record), rest[0], [Path(name) for name in rest[1:]])
+        collect(Path(file), rest[0], [Path(name) for name in rest[1:]])
     else:
-        for rule in RULES:
-            print(show(Path(record), rest[0] if rest else None, rule))
+        Path(file).write_text(written(Path(file).read_text()))

@@ -334,3 +334,11 @@ def test_any_finite_logits_give_finite_shares_that_sum_to_one(data: st.DataObjec
             assert bool(torch.isfinite(values).all()) and bool((values >= 0).all())
             assert float(values.sum()) == pytest.approx(1)
     assert bool(torch.isfinite(knowledge_vote(q, rule).probabilities).all())
+
+
+def test_the_quality_of_a_consensus_is_that_of_its_samples() -> None:
+    teachers = torch.randn(4, 50, 3, generator=torch.Generator().manual_seed(3)).mul(3).softmax(2)
+    rule = Rule(gate=0.8)
+    votes = knowledge_vote(teachers, rule)
+    assert 0 < int((votes.supporters == 0).sum()) < 50, "both kinds have to be there"
+    assert torch.allclose(votes.quality(rule.doubt).double(), sample_quality(teachers, rule), atol=1e-6)

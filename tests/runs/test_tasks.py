@@ -113,7 +113,7 @@ class Heard(Silent):
 def test_labels_of_a_target_are_left_alone_and_the_run_says_so(tiny_data: Path) -> None:
     heard = Heard()
     fedshift.fit("fedavg", data_dir=tiny_data, setting="adapt", target="dim", rounds=1, workers=0, progress=heard)
-    assert "dim: its training labels are not used, only its images are" in heard.messages
+    assert "dim: its training labels are not used, only its inputs are" in heard.messages
 
 
 def test_a_target_without_images_is_named(tiny_data: Path, tmp_path: Path) -> None:
@@ -121,3 +121,41 @@ def test_a_target_without_images_is_named(tiny_data: Path, tmp_path: Path) -> No
     write_domain(tmp_path / "data", "dim", train=0)
     with pytest.raises(InputError, match="dim: it has no images to train on"):
         fedshift.fit("fedavg", data_dir=tmp_path / "data", setting="adapt", target="dim", rounds=1, workers=0)
+
+
+def test_a_source_without_labels_is_named_before_anything_starts(tiny_data: Path, tmp_path: Path) -> None:
+    """A flat folder of pictures may be a target, but not a source."""
+    root = tmp_path / "data"
+    for site in ("north", "south"):
+        for label in ("a", "b"):
+            (root / site / label).mkdir(parents=True)
+            for number in range(12):
+                Image.new("RGB", (16, 16), (20 * number, 0, 0)).save(root / site / label / f"{label}{number}.png")
+    (root / "flat").mkdir()
+    for number in range(12):
+        Image.new("RGB", (16, 16), (0, 20 * number, 0)).save(root / "flat" / f"{number}.png")
+    with pytest.raises(InputError, match="source 'flat' has no labels"):
+        fedshift.fit("fedavg", data_dir=root, target="south", rounds=1, workers=0)
+
+
+def test_few_test_samples_and_attacks_are_told(tiny_data: Path, tmp_path: Path) -> None:
+    heard = Heard()
+    run = fedshift.fit(
+        "fedavg", data_dir=tiny_data, target="dim", rounds=1, workers=0, attack=["noise:blue"], progress=heard
+    )
+    assert {"dim is scored on 30 test samples only", "attack: noise:blue"} <= set(heard.messages)
+    card = run.directory.card.read_text()
+    assert "Under attack, for a study:** noise:blue" in card and "| dim | 30 |" in card
+
+
+def test_predictions_say_whose_model_made_them(tiny_data: Path, tmp_path: Path) -> None:
+    pictures = tmp_path / "new"
+    pictures.mkdir()
+    Image.new("RGB", (16, 16)).save(pictures / "one.png")
+    run = fedshift.fit("fedavg", data_dir=tiny_data, target="dim", rounds=1, workers=0)
+    assert predict_files(run.path, pictures, tmp_path / "out.csv").model == "the shared model"
+    typo = predict_files(run.path, pictures, tmp_path / "out.csv", site="bleu")
+    assert typo.model == "the shared model (this run has none of bleu's own)"
+    (pictures / "one.png").write_bytes(b"not a picture")
+    with pytest.raises(InputError, match=r"nothing in .*new could be read: one.png"):
+        predict_files(run.path, pictures, tmp_path / "out.csv")

@@ -176,7 +176,9 @@ def predict(
 
     counts = predict_files(run, inputs, out, site=site, select=select)
     typer.echo(
-        f"{counts.predicted} predictions in {out}" + (f", {counts.skipped} unreadable" if counts.skipped else "")
+        f"{counts.predicted} predictions in {out}"
+        + (f", {counts.skipped} unreadable" if counts.skipped else "")
+        + f", by {counts.model}"
     )
 
 

@@ -12,8 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedshift.data import DataReport, list_datasets
+from fedshift.federation.handshake import introduce
 from fedshift.federation.kinds import kinds
 from fedshift.methods import METHODS, find_about, find_method
+from fedshift.methods.evaluation import score
 from fedshift.nn.archs import ARCHS
 from fedshift.report.words import explain_counter
 
@@ -37,13 +39,17 @@ def show_list(what: str, *, as_json: bool) -> None:
 def show_results(results: Mapping[str, Any], folder: Path) -> None:
     table = Table(title=f"{results['method']} on {results['dataset']}", title_justify="left")
     table.add_column("target")
+    table.add_column("test samples", justify="right")
     for rule in ("last round", "source-validated round", "oracle round"):
         table.add_column(rule, justify="right")
     for target, scores in results["per_target"].items():
-        table.add_row(target, *(f"{100 * scores[rule]:.1f} %" for rule in ("last", "source_val", "oracle")))
+        count = f"{results['samples'][target]['test']:,}"
+        table.add_row(target, count, *(f"{100 * scores[rule]:.1f} %" for rule in ("last", "source_val", "oracle")))
     console = Console()
     if results["per_target"]:
         console.print(table)
+    else:
+        console.print("No score: no target with labels to test on.")
     console.print(
         f"{results['seconds']['total']:.0f} s, {results['bytes']['up'] / 1e6:.1f} MB up,"
         f" {results['bytes']['down'] / 1e6:.1f} MB down; run in {folder}",
@@ -94,7 +100,8 @@ def show_privacy(method: str) -> None:
     table = Table(title=f"What leaves a site under {method.lower()}", title_justify="left")
     for column in ("step", "field", "kind", "what it is", "to", "secure aggregation"):
         table.add_column(column)
-    for step in implementation.steps:
+    # Before the first round every site introduces itself, and every one with labels scores the model.
+    for step in (introduce, *implementation.steps, score):
         for field, kind in kinds(step.release).items():
             alone = "possible: only the sum is used" if field in step.release.summed else "no: used one by one"
             to = "coordinator, other sites" if field in step.release.passed_on else "coordinator"

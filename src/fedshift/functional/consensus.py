@@ -51,6 +51,10 @@ class Consensus:
     classes: Tensor
     supporters: Tensor
 
+    def quality(self, doubt: float) -> Tensor:
+        """n_p max p of each sample, `(N,)`: the terms of Eq. (7), with n_p = `doubt` where nobody supports."""
+        return self.probabilities.amax(1) * torch.where(self.supporters > 0, self.supporters.float(), doubt)
+
 
 def knowledge_vote(teachers: Tensor, rule: Rule) -> Consensus:
     """Confidence gate, consensus class, mean of those who support it (sec. 3.2).

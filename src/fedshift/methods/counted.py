@@ -23,6 +23,10 @@ COUNTED: dict[str, str] = {
     ),
     "kd3a.no-batchnorm": "The network has no batch normalisation, so that there was no BatchNorm MMD.",
     "kd3a.no-teacher": "No source gave usable predictions: the model stayed as it was.",
+    "kd3a.nobody-confident": (
+        "No teacher passed the gate for any sample: the target learned next to nothing, and weights mean little. More"
+        " rounds or a lower kd3a.gate may help."
+    ),
     "kd3a.nobody-useful": "No source added to the consensus: weights went by the number of samples.",
     "kd3a.one-teacher": "There was one teacher only: it agrees with itself and has the sources' whole weight.",
     "kd3a.student-not-finite": "Distillation gave NaN or infinite weights: the student was left out of the average.",

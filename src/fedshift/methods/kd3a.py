@@ -155,6 +155,9 @@ class KD3A:
         fed.note("gate", rule.gate)
         fed.note("voted_samples", len(votes.supporters))
         fed.note("unsupported_samples", int((votes.supporters == 0).sum()))
+        if not bool((votes.supporters > 0).any()):
+            fed.count("kd3a.nobody-confident")
+        fed.note("consensus_quality", float(votes.quality(rule.doubt).mean()))
         if len(heard.sites) == 1:
             fed.count("kd3a.one-teacher")  # It agrees with itself, and has the sources' whole weight.
 

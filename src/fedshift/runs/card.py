@@ -14,9 +14,13 @@ def model_card(config: RunConfig, plan: Plan, results: Mapping[str, Any]) -> str
     about = find_about(config.method)
     unit = "accuracy" if plan.model.task == "classification" else "mIoU"
     rows = [
-        f"| {target} | {_percent(s['last'])} | {_percent(s['source_val'])} | {_percent(s['oracle'])} |"
+        f"| {target} | {results['samples'][target]['test']:,} | {_percent(s['last'])} | {_percent(s['source_val'])}"
+        f" | {_percent(s['oracle'])} |"
         for target, s in results["per_target"].items()
     ]
+    unlabelled = {"adapt": (config.target or "",), "multi-adapt": config.targets or ()}.get(plan.setting, ())
+    without = f"; without labels: {', '.join(unlabelled)}" if unlabelled and about.data == "federated" else ""
+    attacks = [f"- **Under attack, for a study:** {', '.join(config.attack)}"] if config.attack else []
     word = "Not to deploy" if about.is_bound else "Data is moved"
     warning = f"\n**{word}:** this method needs {about.needs}.\n" if about.data != "federated" else ""
     return "\n".join(
@@ -26,24 +30,30 @@ def model_card(config: RunConfig, plan: Plan, results: Mapping[str, Any]) -> str
             f"- Method: {about.name} ({about.paper}), setting {plan.setting}",
             f"- Network: {plan.model.arch}, {len(plan.model.classes)} classes, input {list(plan.model.input_shape)},"
             f" initial weights: {config.weights or 'none (trained from scratch)'}",
-            f"- Trained on: {', '.join(results['sources'])}; {plan.training.rounds} rounds, seed {config.seed}",
+            f"- Trained on: {', '.join(results['sources'])}{without}",
+            f"- Rounds: {plan.training.rounds}, seed: {config.seed}",
+            *attacks,
             f"- Classes: {', '.join(plan.model.classes)}",
             f"- SHA-256 of model.safetensors: `{results['model_sha256']}`",
             "",
             f"## Measured {unit}",
             "",
-            "| target | last round | round chosen on source validation | oracle round (chosen with target labels) |",
-            "|---|---|---|---|",
-            *(rows or ["| none | | | |"]),
+            *(_HEAD + rows if rows else ["Nothing: no target has labels to test on."]),
             "",
             "## Limits",
             "",
-            "The numbers hold for data like the test splits above. A place that looks different from all sources may",
-            "do worse; check with labelled samples of that place before relying on the model. Model weights can reveal",
-            "something about the data they were trained on: treat the file as you would treat the data's summary.",
+            "Numbers hold for data like the test splits they come from. A place that looks different from all sources",
+            "may do worse; check with labelled samples of that place before relying on the model. Model weights can",
+            "reveal something about the data they were trained on: treat the file as you would treat the data's summary.",
             "",
         ]
     )
+
+
+_HEAD = [
+    "| target | test samples | last round | round chosen on source validation | oracle round (with target labels) |",
+    "|---|---|---|---|---|",
+]
 
 
 def _percent(value: float) -> str:

@@ -29,6 +29,9 @@ from fedshift.runs.planning import Prepared, base_network, open_federation, prep
 from fedshift.runs.progress import Progress, Silent
 from fedshift.runs.trial import flops_per_sample
 
+FEW = 50
+"""Test samples below which a score says little: one sample is two points or more."""
+
 
 @dataclass
 class Scores:
@@ -69,6 +72,8 @@ def run(
             finished: dict[str, Any] = json.loads(directory.results.read_text())
             return finished
         shown = progress or Silent()
+        if resume and not any(directory.checkpoints.glob("*")):
+            shown.message(f"{out} has no checkpoint to resume from: starting at round 1")
         fed = open_federation(prepared, directory.sites, debug=debug)
         try:
             with shown:
@@ -116,7 +121,14 @@ class _Execution:
                 memory.counters["skipped.files"] = memory.counters.get("skipped.files", 0) + found.skipped
         for site in self._unlabelled():
             if "train" in described[site].labelled:
-                self.progress.message(f"{site}: its training labels are not used, only its images are")
+                self.progress.message(f"{site}: its training labels are not used, only its inputs are")
+        for site in self.roles.tested:
+            if site not in self.tested:
+                self.progress.message(f"{site} has no labels in a test split: it is not scored")
+            elif described[site].sizes["test"] < FEW:
+                self.progress.message(f"{site} is scored on {described[site].sizes['test']} test samples only")
+        for attack in self.config.attack:
+            self.progress.message(f"attack: {attack}")
         return memory
 
     def _unlabelled(self) -> list[str]:
@@ -207,6 +219,7 @@ class _Execution:
             "classes": list(self.plan.model.classes),
             "accuracy" if self.plan.model.task == "classification" else "miou": headline_scores,
             "per_target": per_target,
+            "attack": list(self.config.attack),
             "source_val": history[-1].val,
             "chosen_round": chosen_round(history).round,
             "confusion": {site: matrix.tolist() for site, matrix in memory.confusions.items()},
@@ -260,10 +273,13 @@ class _Execution:
                 raise InputError("data-empty", f"target {site!r} has no training data to adapt to")
             if site not in self.roles.tested:
                 raise InputError("data-empty", f"site {site!r} has no training data")
-        if self.roles.home and self.roles.home.role == "labelled" and "train" not in described[home].labelled:
-            raise InputError(
-                "method-needs", f"the home {home!r} has no labels: label its training data or name another"
-            )
+        for person in self.roles.everyone:
+            if person.role == "labelled" and "train" not in described[person.name].labelled:
+                what = "the home" if person is self.roles.home else "source"
+                raise InputError(
+                    "method-needs",
+                    f"{what} {person.name!r} has no labels to train on: label its training data, or leave it out",
+                )
 
     def _shown_test(self, memory: Memory) -> dict[str, float]:
         return memory.history[-1].test if memory.history else {}

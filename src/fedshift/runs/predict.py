@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from fedshift.data.images import SUFFIXES, UnreadableError, decode_image
 from fedshift.data.tables import read_features
-from fedshift.errors import InputError
+from fedshift.errors import InputError, nearest
 from fedshift.files import write_atomically
+from fedshift.methods.base import SHARED
 from fedshift.runs.api import Run, Select
 from fedshift.runs.model_file import SavedModel
 
@@ -26,8 +27,11 @@ _BATCH = 64
 
 @dataclass(frozen=True)
 class PredictionCounts:
+    """`model` says in words whose model predicted."""
+
     predicted: int
     skipped: int
+    model: str
 
 
 def predict_files(
@@ -51,9 +55,23 @@ def predict_files(
     writer = csv.writer(text, lineterminator="\n")
     for row in rows:
         writer.writerow(row)
+    unreadable = [row for row in rows[1:] if str(row[-1]).startswith("unreadable")]
+    if len(unreadable) == len(rows) - 1:
+        raise InputError(
+            "data-unreadable", f"nothing in {inputs} could be read: {unreadable[0][0]} is {unreadable[0][-1]}"
+        )
     write_atomically(out, text.getvalue().encode())
-    unreadable = sum(1 for row in rows[1:] if str(row[-1]).startswith("unreadable"))
-    return PredictionCounts(len(rows) - 1 - unreadable, unreadable)
+    return PredictionCounts(len(rows) - 1 - len(unreadable), len(unreadable), _whose(saved, site))
+
+
+def _whose(saved: SavedModel, site: str | None) -> str:
+    chosen = saved.choose(site)
+    if chosen != SHARED:
+        return f"the model of {chosen}"
+    own = sorted(name for name in saved.models if name != SHARED)
+    if site is None or not own:
+        return "the shared model" + (f" (this run has none of {site}'s own)" if site else "")
+    return f"the shared model, because this run has none of {site}'s own. {nearest(site, own)}"
 
 
 def _predict_images(saved: SavedModel, net: nn.Module, folder: Path) -> list[Sequence[object]]:
