@@ -38,6 +38,8 @@ def tables(path: Path, baseline: str | None) -> str:
     """Markdown tables of a record file, one a rule; one for both rules where they chose the same rounds."""
     records, broken = read([path])
     assert not broken, f"{path} has {broken} lines that are not whole"
+    if not records:
+        return ""
     records.sort(key=lambda record: record.column)
     found: dict[str, list[str]] = {}
     for rule, words in RULES.items():

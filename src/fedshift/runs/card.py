@@ -44,7 +44,7 @@ def model_card(config: RunConfig, plan: Plan, results: Mapping[str, Any]) -> str
             "",
             "Numbers hold for data like the test splits they come from. A place that looks different from all sources",
             "may do worse; check with labelled samples of that place before relying on the model. Model weights can",
-            "reveal something about the data they were trained on: treat the file as you would treat the data's summary.",
+            "reveal something about the data they were trained on: treat the file as a summary of that data.",
             "",
         ]
     )
