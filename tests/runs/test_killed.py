@@ -68,7 +68,14 @@ def _last_checkpoint(folder: Path) -> int:
 @pytest.mark.timeout(120)
 def test_ctrl_c_stops_with_130_and_leaves_a_resumable_run(tiny_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = subprocess.Popen(command(tiny_data, out), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command(tiny_data, out),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        # What a shell starts in the background ignores Ctrl-C, and so would everything these tests start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     _wait_for_round(out, minimum=1)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
