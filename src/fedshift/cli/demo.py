@@ -51,7 +51,7 @@ COMPARISONS = (
             "dataset": "digits",
             "target": "street",
             "setting": "adapt",
-            "rounds": 8,
+            "rounds": 7,
             "evaluate_every": 2,
             "train_per_site": 300,
             "batch_size": 16,
