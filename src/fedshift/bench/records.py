@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -95,12 +96,10 @@ def append(path: Path, record: Record) -> None:
     """Adds a line. Several processes may do so at once: a line is one write, under a lock where there are locks."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
-        try:
+        with suppress(ImportError):  # Windows has no fcntl.
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX)
-        except ImportError:  # Windows
-            pass
         # A line that a killed process left half-written must not swallow this one.
         start = b"\n" if _ends_within_a_line(path) else b""
         file.write(start + json.dumps(asdict(record)).encode() + b"\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,11 @@ def average_of_clients(fed: Federation, train: Step[Trained], model: Weights) ->
         fed.note("train_loss", trained.loss, site)
         fed.note("gap", trained.gap, site)
     return weighted_mean((trained.model, trained.samples) for _, trained in replies)
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Their mean; 0 where there are none."""
+    return sum(values) / max(len(values), 1)
 
 
 def count_absent(fed: Federation, replies: Replies[Any]) -> None:

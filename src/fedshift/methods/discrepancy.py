@@ -31,6 +31,7 @@ from fedshift.methods.clients import (
     Trained,
     average_of_clients,
     endless_batches,
+    mean_of,
     paired_batches,
     paired_network,
     paired_weights,
@@ -102,7 +103,7 @@ def train_mcd(
     optimizer.add_param_group({"params": list(heads.parameters())})
     train_batches(_turns(batches, repeats), loss_of, optimizer, site.plan.training.precision)
     heads.requires_grad_(True)
-    return _mean(losses["source"]), _mean(losses["extractor"][::repeats])
+    return mean_of(losses["source"]), mean_of(losses["extractor"][::repeats])
 
 
 def _turns(batches: Iterable[tuple[LabelledBatch, Sequence[UnlabelledBatch]]], repeats: int) -> Iterator[Turn]:
@@ -111,10 +112,6 @@ def _turns(batches: Iterable[tuple[LabelledBatch, Sequence[UnlabelledBatch]]], r
         yield "classifiers", batch
         for _ in range(repeats):
             yield "extractor", batch
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / max(len(values), 1)
 
 
 def _loaded(site: Site, model: Weights) -> tuple[Network, nn.ModuleList]:

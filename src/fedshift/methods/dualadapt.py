@@ -32,6 +32,7 @@ from fedshift.methods.clients import (
     count_absent,
     endless_batches,
     frozen_copy,
+    mean_of,
     paired_network,
     paired_weights,
     split_network,
@@ -154,8 +155,8 @@ def adapt(site: Unlabelled, extractor: Weights, classifier: Weights, source: Sou
         classifier=weights_of(local),
         mixture=vars(mixture) if mixture else {},
         dropped=_components(site) - len(mixture.weights) if mixture else 0,
-        discrepancy=_mean([apart for apart, _ in seen]),
-        trust=_mean([trust for _, trust in seen]),
+        discrepancy=mean_of([apart for apart, _ in seen]),
+        trust=mean_of([trust for _, trust in seen]),
     )
 
 
@@ -257,7 +258,7 @@ def optimise(
     # A group of its own, because a fused step takes all or none of a group's parameters.
     optimizer.add_param_group({"params": list(net.head.parameters())})
     train_batches(turns, loss_of, optimizer, training.precision)
-    return Optimised(weights_of(net.backbone), weights_of(net.head), _mean(losses[True]), _mean(losses[False]))
+    return Optimised(weights_of(net.backbone), weights_of(net.head), mean_of(losses[True]), mean_of(losses[False]))
 
 
 def _stand_ins(
@@ -270,10 +271,6 @@ def _stand_ins(
     size = home.plan.training.batch_size
     streams = {client: endless_batches(home.targets[client], size, rng.child(client)) for client in clients}
     return lambda x: [(next(stream).x, (client,)) for client, stream in streams.items()]
-
-
-def _mean(losses: list[float]) -> float:
-    return sum(losses) / max(len(losses), 1)
 
 
 class DualAdapt:

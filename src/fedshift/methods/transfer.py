@@ -28,7 +28,14 @@ from fedshift.functional.mmd import mmd
 from fedshift.functional.reversal import reversal_strength, reverse_gradient
 from fedshift.methods.averaging import State
 from fedshift.methods.base import SHARED, About
-from fedshift.methods.clients import SOURCE_COPIES, Trained, average_of_clients, paired_batches, split_network
+from fedshift.methods.clients import (
+    SOURCE_COPIES,
+    Trained,
+    average_of_clients,
+    mean_of,
+    paired_batches,
+    split_network,
+)
 from fedshift.methods.local import sgd, train_batches, weights_of, with_weights
 from fedshift.nn.network import Network, seeded_init
 from fedshift.nn.segmentation import with_light_head
@@ -120,7 +127,7 @@ def _train(
         return cross_entropy(net.scores(source, pair[0].x.shape[-2:]), pair[0].y) + weight * apart
 
     loss = train_batches(paired_batches(site, rng), loss_of, optimizer, training.precision)
-    return Trained(model=weights_of(net), samples=len(site.train), loss=loss, gap=sum(gaps) / max(len(gaps), 1))
+    return Trained(model=weights_of(net), samples=len(site.train), loss=loss, gap=mean_of(gaps))
 
 
 def _loaded(site: WithSource, model: Weights) -> Network:
