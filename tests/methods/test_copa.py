@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.errors import InputError
-from fedshift.federation import codec
 from fedshift.methods import copa_parts
 from fedshift.methods.base import SHARED
 from fedshift.methods.copa import Copa, train
@@ -38,20 +36,8 @@ def prepared(data: Path, **keys: Any) -> planning.Prepared:
 
 
 @pytest.fixture
-def open_federation(tiny_data: Path, tmp_path: Path) -> Iterator[Any]:
-    """A federation of three tiny sites in this process, whose errors are raised."""
-    opened = []
-
-    def open_it(**keys: Any) -> tuple[Copa, Network, Any]:
-        ready = prepared(tiny_data, **keys)
-        opened.append(planning.open_federation(ready, tmp_path / str(len(opened)), debug=True))
-        opened[-1].begin(1)
-        method = Copa(codec.restore(Hyper, dict(ready.plan.hyper)))
-        return method, planning.base_network(ready)[0], opened[-1]
-
-    yield open_it
-    for fed in opened:
-        fed.engine.close()
+def open_federation(tiny_data: Path, open_method: Any) -> Any:
+    return lambda **keys: open_method(Copa, prepared(tiny_data, **keys))
 
 
 def classifiers(net: Network, count: int) -> list[dict[str, Tensor]]:

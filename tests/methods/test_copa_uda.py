@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from fedshift.federation.replies import Replies
 from fedshift.methods import copa_parts, copa_uda
 from fedshift.methods.base import SHARED
 from fedshift.methods.copa import State
-from fedshift.methods.copa_uda import CopaUda, Hyper, LocalModel, Trained, train
+from fedshift.methods.copa_uda import CopaUda, LocalModel, Trained, train
 from fedshift.nn.network import Network
 from fedshift.runs import planning
 from fedshift.runs.config import make_config
@@ -31,20 +30,8 @@ COMMON = {"method": "copa-uda", "target": "dim", "arch": "digits-copa", "batch_s
 
 
 @pytest.fixture
-def open_federation(tiny_data: Path, tmp_path: Path) -> Iterator[Any]:
-    """A federation of three tiny sites and a target in this process, whose errors are raised."""
-    opened = []
-
-    def open_it(**keys: Any) -> tuple[CopaUda, Network, Any]:
-        ready = planning.prepare(make_config({"data_dir": tiny_data} | COMMON | keys))
-        opened.append(planning.open_federation(ready, tmp_path / str(len(opened)), debug=True))
-        opened[-1].begin(1)
-        method = CopaUda(codec.restore(Hyper, dict(ready.plan.hyper)))
-        return method, planning.base_network(ready)[0], opened[-1]
-
-    yield open_it
-    for fed in opened:
-        fed.engine.close()
+def open_federation(tiny_data: Path, open_method: Any) -> Any:
+    return lambda **keys: open_method(CopaUda, planning.prepare(make_config({"data_dir": tiny_data} | COMMON | keys)))
 
 
 def classifiers(net: Network, count: int) -> list[dict[str, Tensor]]:

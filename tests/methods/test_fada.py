@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,18 +41,8 @@ COMMON = {
 
 
 @pytest.fixture
-def open_federation(tiny_data: Path, tmp_path: Path) -> Iterator[Any]:
-    opened = []
-
-    def open_it(**keys: Any) -> tuple[Fada, Network, Any]:
-        ready = planning.prepare(make_config({"data_dir": tiny_data} | COMMON | keys))
-        opened.append(planning.open_federation(ready, tmp_path / str(len(opened)), debug=True))
-        opened[-1].begin(1)
-        return Fada(codec.restore(Hyper, dict(ready.plan.hyper))), planning.base_network(ready)[0], opened[-1]
-
-    yield open_it
-    for fed in opened:
-        fed.engine.close()
+def open_federation(tiny_data: Path, open_method: Any) -> Any:
+    return lambda **keys: open_method(Fada, planning.prepare(make_config({"data_dir": tiny_data} | COMMON | keys)))
 
 
 def pictures(host: Any) -> Tensor:

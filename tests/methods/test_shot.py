@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.errors import InputError
-from fedshift.federation import codec
 from fedshift.methods import shot
 from fedshift.methods.base import SHARED
 from fedshift.methods.ensembles import StateAlone
 from fedshift.methods.local import plain_network, weights_of
-from fedshift.methods.shot import Hyper, Shot, source_rounds
-from fedshift.nn.network import Network
+from fedshift.methods.shot import Shot, source_rounds
 from fedshift.runs import planning
 from fedshift.runs.config import make_config
 from fedshift.runs.execute import run
@@ -29,18 +26,10 @@ COMMON = {"method": "shot", "target": "dim", "arch": "digits-copa", "batch_size"
 
 
 @pytest.fixture
-def open_federation(tiny_data: Path, tmp_path: Path) -> Iterator[Any]:
-    opened = []
-
-    def open_it(**keys: Any) -> tuple[Shot, Network, Any]:
-        ready = planning.prepare(make_config({"data_dir": tiny_data} | COMMON | keys))
-        opened.append(planning.open_federation(ready, tmp_path / str(len(opened)), debug=True))
-        opened[-1].begin(3)
-        return Shot(codec.restore(Hyper, dict(ready.plan.hyper))), planning.base_network(ready)[0], opened[-1]
-
-    yield open_it
-    for fed in opened:
-        fed.engine.close()
+def open_federation(tiny_data: Path, open_method: Any) -> Any:
+    return lambda **keys: open_method(
+        Shot, planning.prepare(make_config({"data_dir": tiny_data} | COMMON | keys)), round=3
+    )
 
 
 def target_images(fed: Any) -> Tensor:
