@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from listening import Heard
 from PIL import Image
 from tinydata import write_domain
 
 import fedshift
 from fedshift.errors import InputError
 from fedshift.runs.predict import predict_files
-from fedshift.runs.progress import Silent
 
 
 def write_hospital(path: Path, rows: int, shift: float, seed: int) -> None:
@@ -98,16 +98,6 @@ def test_segmentation_predicts_masks(cities: Path, tmp_path: Path) -> None:
 def test_an_augmentation_that_would_tear_masks_from_images_is_refused(cities: Path) -> None:
     with pytest.raises(InputError, match="cannot be used with masks"):
         fedshift.fit("fedavg", data_dir=cities, target="rain", rounds=1, workers=0, augment=["randaugment"])
-
-
-class Heard(Silent):
-    """Keeps what a run says."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
 
 
 def test_labels_of_a_target_are_left_alone_and_the_run_says_so(tiny_data: Path) -> None:

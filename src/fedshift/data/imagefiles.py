@@ -104,7 +104,7 @@ class ImageFiles:
             Skipped(self._where(self._listing.items[i]), reason, code) for i, reason, code in entry.notes["skipped"]
         )
         train, val, test = (_split(entry, name) for name in SPLITS)
-        return Domain(self.name, train, val, test, skipped)
+        return Domain(self.name, train, val, test, skipped, self._listing.test_given)
 
     @cached_property
     def _facts(self) -> dict[str, FileFacts]:

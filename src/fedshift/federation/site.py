@@ -189,7 +189,7 @@ class SiteHost:
 
     @cached_property
     def domain(self) -> Domain:
-        parts = [self._as_attacked(self.dataset.load(name)) for name in self.spec.domains]
+        parts = [self._as_scored(self._as_attacked(self.dataset.load(name))) for name in self.spec.domains]
         train = _concatenate([self._capped(part.train, part.name, self.spec.train_share) for part in parts])
         val, test = _concatenate([part.val for part in parts]), _concatenate([part.test for part in parts])
         return Domain(self.spec.name, train, val, test, tuple(skipped for part in parts for skipped in part.skipped))
@@ -215,6 +215,16 @@ class SiteHost:
         view = self._views[kind]
         view.round = round
         return view
+
+    def _as_scored(self, part: Domain) -> Domain:
+        """A site that is held out from everyone's training is scored on all its labelled samples, unless a test split
+        came with them. Where others adapt to the domain, the splits stay: all methods are scored on the same samples.
+        """
+        if self.spec.role != "held-out" or self.plan.setting != "generalize" or part.test_given:
+            return part
+        labelled = [split for split in (part.train, part.val, part.test) if split.labels is not None]
+        nothing = part.train.take(np.arange(0))
+        return replace(part, train=nothing, val=nothing, test=_concatenate(labelled)) if labelled else part
 
     def _as_attacked(self, part: Domain) -> Domain:
         for attack in self.spec.attacks:
