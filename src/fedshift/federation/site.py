@@ -161,6 +161,7 @@ class Evaluated(Site):
             "sizes": {name: len(split) for name, split in splits.items()},
             "labelled": [name for name, split in splits.items() if split.labels is not None and len(split)],
             "skipped": len(self._domain.skipped),
+            "dark": len(self._domain.dark),
             "highest_label": max((int(np.max(part, initial=0, where=part != VOID)) for part in labels), default=-1),
         }
 
@@ -192,7 +193,14 @@ class SiteHost:
         parts = [self._as_scored(self._as_attacked(self.dataset.load(name))) for name in self.spec.domains]
         train = _concatenate([self._capped(part.train, part.name, self.spec.train_share) for part in parts])
         val, test = _concatenate([part.val for part in parts]), _concatenate([part.test for part in parts])
-        return Domain(self.spec.name, train, val, test, tuple(skipped for part in parts for skipped in part.skipped))
+        return Domain(
+            self.spec.name,
+            train,
+            val,
+            test,
+            skipped=tuple(skipped for part in parts for skipped in part.skipped),
+            dark=tuple(name for part in parts for name in part.dark),
+        )
 
     @cached_property
     def copies(self) -> dict[str, Split]:

@@ -119,6 +119,9 @@ class _Execution:
             if found.skipped:
                 self.progress.message(f"{site}: {found.skipped} files could not be read (see fedshift check-data)")
                 memory.counters["skipped.files"] = memory.counters.get("skipped.files", 0) + found.skipped
+            if found.dark:
+                self.progress.message(f"{site}: {found.dark} 16-bit images are nearly black (see fedshift check-data)")
+                memory.counters["dark.files"] = memory.counters.get("dark.files", 0) + found.dark
         for site in self._unlabelled():
             if "train" in described[site].labelled:
                 self.progress.message(f"{site}: its training labels are not used, only its inputs are")
