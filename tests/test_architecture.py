@@ -24,11 +24,11 @@ LAYERS = {
     "federation": 3,
     "methods": 4,
     "runs": 5,
-    "bench": 6,
     "audit": 6,
-    "report": 7,
-    "cli": 8,
-    "__main__": 9,
+    "bench": 7,
+    "report": 8,
+    "cli": 9,
+    "__main__": 10,
 }
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from fedshift._version import __version__
 
 if TYPE_CHECKING:
+    from fedshift.bench.api import benchmark
     from fedshift.runs.api import Run, fit
 
-__all__ = ["Run", "__version__", "fit"]
+__all__ = ["Run", "__version__", "benchmark", "fit"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,4 +19,8 @@ def __getattr__(name: str) -> Any:
         from fedshift.runs import api
 
         return getattr(api, name)
+    if name == "benchmark":
+        from fedshift.bench.api import benchmark
+
+        return benchmark
     raise AttributeError(f"module 'fedshift' has no attribute {name!r}")

@@ -92,5 +92,5 @@ def test_latex_escapes_and_csv_and_json_hold_every_seed() -> None:
     assert r"\textbf{70.0 $\pm$ 0.0} [83.3]" in latex(TABLE) and latex(TABLE).count(r"\\") == 4
     rows = list(csv.DictReader(io.StringIO(comma_separated(TABLE))))
     assert [row["score"] for row in rows if row["row"] == "fedavg" and row["column"] == "a"] == ["0.5", "0.6"]
-    told = json.loads(as_json(TABLE))
+    (told,) = json.loads(as_json(TABLE))
     assert told["rows"][1]["cells"]["a"]["theirs"] == 83.3 and told["seeds"] == [0, 1]

@@ -30,13 +30,15 @@ def write_classes(domain: Path, counts: dict[str, int], seed: int = 0, side: int
             save(domain / label / f"{i:03}.png", picture(seed + 1000 * number + i, side, side))
 
 
-def png_of_declared_size(width: int, height: int) -> bytes:
-    """A few bytes that claim to be an image of any size."""
+def png(header: bytes, rows: bytes) -> bytes:
+    """A PNG from what Pillow would not write."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 64)) + chunk(b"IEND", b"")
-    )
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def png_of_declared_size(width: int, height: int) -> bytes:
+    """A few bytes that claim to be an image of any size."""
+    return png(struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0), b"\0" * 64)

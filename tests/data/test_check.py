@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datafiles import picture, png_of_declared_size, save, write_classes
+from PIL import Image
 
 from fedshift.data import DataSource, check_data, open_dataset
 from fedshift.errors import InputError
@@ -30,6 +31,21 @@ def test_good_data_has_counts_and_nothing_else(root: Path) -> None:
     assert a.classes["y"]["train"] == int((domain.train.labels == 1).sum())
     assert a.sizes == {(12, 12): 70}
     assert a.skipped == ()
+
+
+def test_images_of_twelve_bits_in_sixteen_are_counted_and_the_first_is_named(root: Path) -> None:
+    write_classes(root / "a", {"x": 4, "y": 4})
+    write_classes(root / "b", {"x": 4, "y": 4}, seed=5000)
+    for number in (1, 3):
+        scan = np.random.default_rng(number).integers(0, 4096, (12, 12), dtype=np.uint16)
+        Image.fromarray(scan).save(root / "b" / "y" / f"{number:03}.png")
+    report = check(root)
+    assert report.ok
+    (warning,) = [warning for warning in report.warnings if "16 bits" in warning]
+    assert warning.startswith("2 images of b have 16 bits a value but none above 4095, so they are nearly black; ")
+    assert "the first is b/y/001.png." in warning and "(12 bits: by 16)" in warning
+    again = open_dataset(DataSource(data_dir=root)).load("b")
+    assert sorted(again.dark) == ["b/y/001.png", "b/y/003.png"], "remembered with what was decoded"
 
 
 def test_every_problem_is_reported_not_just_the_first(root: Path) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections import Counter
 
 import numpy as np
 import pytest
-from datafiles import picture, png_of_declared_size
+from datafiles import picture, png, png_of_declared_size
+from numpy.typing import NDArray
 from PIL import Image
 
 from fedshift.data.domain import VOID
@@ -17,6 +19,7 @@ from fedshift.data.images import (
     decode_mask,
     decode_mask_values,
     image_size,
+    is_dark,
 )
 
 
@@ -42,6 +45,27 @@ def test_sixteen_bit_grey_keeps_its_high_byte() -> None:
     values = np.array([[0, 255, 256], [0x1234, 0xFF00, 0xFFFF]], dtype=np.uint16)
     decoded = decode_image(encoded(Image.fromarray(values)))
     np.testing.assert_array_equal(decoded[..., 0], [[0, 0, 1], [0x12, 0xFF, 0xFF]])
+
+
+def sixteen_bit_colour(values: NDArray[np.uint16]) -> bytes:
+    """A PNG of 16 bits in colour, `(height, width, 3)`, which Pillow reads but does not write."""
+    height, width, _ = values.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    return png(struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0), rows)
+
+
+def test_sixteen_bits_that_hold_twelve_are_dark() -> None:
+    twelve = np.array([[0, 100, 4095]], dtype=np.uint16)
+    full = np.array([[0, 100, 4096]], dtype=np.uint16)
+    assert is_dark(encoded(Image.fromarray(twelve))) and not is_dark(encoded(Image.fromarray(full)))
+    assert is_dark(sixteen_bit_colour(np.stack([twelve] * 3, axis=2)))
+    assert not is_dark(sixteen_bit_colour(np.stack([twelve, twelve, full], axis=2)))
+    assert decode_image(sixteen_bit_colour(np.stack([twelve] * 3, axis=2))).max() == 15
+
+
+def test_a_black_image_of_eight_bits_is_black_on_purpose() -> None:
+    black = np.zeros((4, 4), dtype=np.uint8)
+    assert not is_dark(encoded(Image.fromarray(black))) and not is_dark(encoded(Image.fromarray(black), "JPEG"))
 
 
 def test_palette_shows_its_colours() -> None:

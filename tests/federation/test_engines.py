@@ -113,6 +113,7 @@ def test_too_few_answers_end_the_run_with_names_and_codes(
         "policy": {"min_samples": 1000},
         "workers": 0,
     }
-    with pytest.raises(SiteError, match=r"0 of 3 sites.*amber: site-policy.*site\.log") as caught:
+    told = r"0 of 3 sites.* amber, blue, coral: site-policy \(A site's own policy forbids.*/amber/site\.log"
+    with pytest.raises(SiteError, match=told) as caught:
         run(make_config({"method": "fedavg", **keys}), tmp_path / "run")
     assert caught.value.exit_code == 3

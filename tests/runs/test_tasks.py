@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from listening import Heard
 from PIL import Image
 from tinydata import write_domain
 
 import fedshift
-from fedshift.errors import InputError
+from fedshift.errors import InputError, SiteError
 from fedshift.runs.predict import predict_files
-from fedshift.runs.progress import Silent
 
 
 def write_hospital(path: Path, rows: int, shift: float, seed: int) -> None:
@@ -100,16 +100,6 @@ def test_an_augmentation_that_would_tear_masks_from_images_is_refused(cities: Pa
         fedshift.fit("fedavg", data_dir=cities, target="rain", rounds=1, workers=0, augment=["randaugment"])
 
 
-class Heard(Silent):
-    """Keeps what a run says."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
-
-
 def test_labels_of_a_target_are_left_alone_and_the_run_says_so(tiny_data: Path) -> None:
     heard = Heard()
     fedshift.fit("fedavg", data_dir=tiny_data, setting="adapt", target="dim", rounds=1, workers=0, progress=heard)
@@ -123,14 +113,19 @@ def test_a_target_without_images_is_named(tiny_data: Path, tmp_path: Path) -> No
         fedshift.fit("fedavg", data_dir=tmp_path / "data", setting="adapt", target="dim", rounds=1, workers=0)
 
 
-def test_a_source_without_labels_is_named_before_anything_starts(tiny_data: Path, tmp_path: Path) -> None:
-    """A flat folder of pictures may be a target, but not a source."""
-    root = tmp_path / "data"
-    for site in ("north", "south"):
+def write_pictures(root: Path, sites: tuple[str, ...]) -> None:
+    """Twelve plain pictures of each of two classes at every site."""
+    for site in sites:
         for label in ("a", "b"):
             (root / site / label).mkdir(parents=True)
             for number in range(12):
                 Image.new("RGB", (16, 16), (20 * number, 0, 0)).save(root / site / label / f"{label}{number}.png")
+
+
+def test_a_source_without_labels_is_named_before_anything_starts(tiny_data: Path, tmp_path: Path) -> None:
+    """A flat folder of pictures may be a target, but not a source."""
+    root = tmp_path / "data"
+    write_pictures(root, ("north", "south"))
     (root / "flat").mkdir()
     for number in range(12):
         Image.new("RGB", (16, 16), (0, 20 * number, 0)).save(root / "flat" / f"{number}.png")
@@ -159,3 +154,27 @@ def test_predictions_say_whose_model_made_them(tiny_data: Path, tmp_path: Path) 
     (pictures / "one.png").write_bytes(b"not a picture")
     with pytest.raises(InputError, match=r"nothing in .*new could be read: one.png"):
         predict_files(run.path, pictures, tmp_path / "out.csv")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_that_a_site_stops_names_its_log_but_not_its_files(tmp_path: Path, workers: int) -> None:
+    root = tmp_path / "data"
+    write_pictures(root, ("north", "south", "west"))
+    (root / "south" / "a" / "a3.png").write_bytes(b"not a picture")
+    out = tmp_path / "run"
+    with pytest.raises(SiteError) as caught:
+        fedshift.fit("fedavg", data_dir=root, target="west", rounds=1, workers=workers, out=out)
+    log = out / "sites" / "south" / "site.log"
+    assert "south: data-unreadable (An image or table cannot be decoded" in caught.value.message
+    assert f"What happened is in {log};" in caught.value.message and "a3.png" not in caught.value.message
+    assert "south/a/a3.png: it is not a JPEG or PNG image" in log.read_text()
+
+
+def test_nearly_black_images_of_sixteen_bits_are_told_and_counted(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    write_pictures(root, ("north", "south"))
+    Image.fromarray(np.full((16, 16), 4095, dtype=np.uint16)).save(root / "north" / "a" / "a3.png")
+    heard = Heard()
+    run = fedshift.fit("fedavg", data_dir=root, target="south", rounds=1, workers=0, progress=heard)
+    assert "north: 1 16-bit images are nearly black (see fedshift check-data)" in heard.messages
+    assert run.results["counters"] == {"dark.files": 1}

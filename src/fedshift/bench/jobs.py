@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from fedshift.methods import METHODS
 from fedshift.runs.config import RunConfig, make_config
 
 
@@ -24,10 +25,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """`settings` say which domain is the target, or which value is tried."""
+    """`settings` say which domain is the target, or which value is tried. `names` is what `{name}` stands for in the
+    settings of rows. Several columns of one label are averaged."""
 
     label: str
     settings: Mapping[str, Any]
+    names: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -48,15 +51,31 @@ def grid(
     seeds: Sequence[int],
     common: Mapping[str, Any],
     by_method: Mapping[str, Mapping[str, Any]],
+    last: Mapping[str, Any] | None = None,
+    names: Mapping[str, Any] | None = None,
 ) -> Iterator[Job]:
-    """Every row in every column with every seed, seed by seed: a first complete table is there early."""
+    """Every row in every column with every seed, seed by seed: a first complete table is there early. Later layers of
+    settings win: `common`, a method's, the column's, the row's, and `last` what the user set. Sections of other methods
+    are left out."""
     for seed in seeds:
         for column in columns:
             for row in rows:
                 values: dict[str, Any] = {"method": row.method, "seed": seed}
-                for layer in (common, by_method.get(row.method, {}), column.settings, row.settings):
+                own = filled(row.settings, {**(names or {}), **column.names})
+                for layer in (common, by_method.get(row.method, {}), column.settings, own, last or {}):
                     values = merged(values, layer)
-                yield Job(row.label, column.label, make_config(values))
+                known = {key: value for key, value in values.items() if key == row.method or key not in METHODS}
+                yield Job(row.label, column.label, make_config(known))
+
+
+def filled(value: Any, names: Mapping[str, Any]) -> Any:
+    """`value` with every `{name}` in it replaced by what it stands for."""
+    if isinstance(value, Mapping):
+        return {key: filled(inner, names) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [filled(inner, names) for inner in value]
+    is_name = isinstance(value, str) and value.startswith("{") and value.endswith("}")
+    return names[value[1:-1]] if is_name else value
 
 
 def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from fedshift.bench.jobs import Job
 from fedshift.bench.records import Record, append, read, read_run
@@ -36,8 +37,43 @@ Tell = Callable[[str, int, int, float], None]
 """(what just happened, jobs done, jobs in all, seconds left)"""
 
 
-def run_jobs(jobs: Sequence[Job], out: Path, workers: int, tell: Tell) -> Outcome:
+def silent(text: str, done: int, total: int, left: float) -> None:
+    """Tells nobody."""
+
+
+class Launcher(Protocol):
+    """How a job is trained: to the end, going on where a run was left."""
+
+    def train(self, config: Path, folder: Path, log: Path, threads: int) -> int:
+        """Returns the exit code; what was said on the way is in `log`."""
+
+    def stop(self) -> None:
+        """Ends what is being trained. It can be resumed."""
+
+
+class Processes:
+    """`fedshift train` in a process of its own for each job."""
+
+    def __init__(self) -> None:
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def train(self, config: Path, folder: Path, log: Path, threads: int) -> int:
+        command = [sys.executable, "-m", "fedshift", "train", str(config), "--out", str(folder), "--resume"]
+        with log.open("wb") as file:
+            # Jobs share the cores; within one, threads would only get in each other's way.
+            environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+            process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+            self._running.append(process)
+            return process.wait()
+
+    def stop(self) -> None:
+        for process in self._running:
+            process.terminate()
+
+
+def run_jobs(jobs: Sequence[Job], out: Path, workers: int, tell: Tell, launcher: Launcher | None = None) -> Outcome:
     """Runs every job once under `out`; several runners may work on one folder at a time."""
+    launcher = launcher or Processes()
     records_path = out / "records.jsonl"
     distinct = list({job.digest: job for job in jobs}.values())
     known, _ = read([records_path])
@@ -46,10 +82,9 @@ def run_jobs(jobs: Sequence[Job], out: Path, workers: int, tell: Tell) -> Outcom
     started = time.monotonic()
     waiting = [job for job in distinct if job.digest not in finished]
     done = skipped = len(distinct) - len(waiting)
-    processes: list[subprocess.Popen[bytes]] = []
     pool = ThreadPoolExecutor(workers)
     try:
-        futures = [pool.submit(_run, job, out, processes) for job in waiting]
+        futures = [pool.submit(_run, job, out, launcher) for job in waiting]
         for future in as_completed(futures):
             job, failure, seconds = future.result()
             done += 1
@@ -62,8 +97,7 @@ def run_jobs(jobs: Sequence[Job], out: Path, workers: int, tell: Tell) -> Outcom
             tell(f"{job.row}, {job.column}, seed {job.config.seed}: {word}", done, len(distinct), left)
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.terminate()
+        launcher.stop()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -78,7 +112,7 @@ def _placed(records: Sequence[Record], jobs: Sequence[Job]) -> list[Record]:
     return [Record(**{**vars(record), "row": job.row, "column": job.column}) for job, record in fields]
 
 
-def _run(job: Job, out: Path, processes: list[subprocess.Popen[bytes]]) -> tuple[Job, Failure | None, float]:
+def _run(job: Job, out: Path, launcher: Launcher) -> tuple[Job, Failure | None, float]:
     folder, log = out / "jobs" / job.digest, out / "logs" / f"{job.digest}.log"
     config = out / "jobs" / f"{job.digest}.yaml"
     for parent in (folder.parent, log.parent):
@@ -87,13 +121,7 @@ def _run(job: Job, out: Path, processes: list[subprocess.Popen[bytes]]) -> tuple
         started = time.monotonic()
         if not (folder / "done").exists():
             config.write_text(job.config.to_yaml())
-            command = [sys.executable, "-m", "fedshift", "train", str(config), "--out", str(folder), "--resume"]
-            with log.open("wb") as file:
-                # Jobs share the cores; within one, threads would only get in each other's way.
-                environment = {**os.environ, "OMP_NUM_THREADS": str(job.config.threads)}
-                process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
-                processes.append(process)
-                code = process.wait()
+            code = launcher.train(config, folder, log, job.config.threads)
             if code != 0:
                 lines = log.read_text(errors="replace").strip().splitlines()
                 return job, Failure(job, lines[-1] if lines else f"exit code {code}", log), 0.0

@@ -7,11 +7,12 @@ import io
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fedshift.bench.records import Record
+from fedshift.bench.sheets import Sheet
 
 AVERAGE = "average"
 CONFIDENCE = 0.95
@@ -79,15 +80,12 @@ def make_table(
     theirs: Mapping[str, Mapping[str, float]] | None = None,
     not_ranked: Sequence[str] = (),
 ) -> Table:
-    """Rows and columns in the order of the records. `not_ranked` rows (bounds) are never the best."""
-    rows = list(dict.fromkeys(record.row for record in records))
-    columns = list(dict.fromkeys(record.column for record in records))
-    scores: dict[tuple[str, str], dict[int, float]] = {}
-    for record in records:
-        by_target = choose(record)
-        if by_target:
-            scores.setdefault((record.row, record.column), {})[record.seed] = statistics.fmean(by_target.values())
+    """Rows and columns in the order of the records, then rows that only the paper has. Targets of one column are
+    averaged. `not_ranked` rows (bounds) are never the best."""
     printed = theirs or {}
+    rows = list(dict.fromkeys([*(record.row for record in records), *printed]))
+    columns = list(dict.fromkeys(record.column for record in records))
+    scores = _scores(records, choose)
     cells = {
         row: {column: Cell(scores.get((row, column), {}), printed.get(row, {}).get(column)) for column in columns}
         for row in rows
@@ -103,6 +101,25 @@ def make_table(
         differences=_differences(cells, baseline) if baseline in cells else {},
         seeds=tuple(sorted({record.seed for record in records})),
     )
+
+
+def _scores(records: Sequence[Record], choose: Choose) -> dict[tuple[str, str], dict[int, float]]:
+    """By row and column, then seed. A seed that lacks one of its column's targets would be averaged over easier or
+    harder ones: it is left out."""
+    found: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
+    for record in records:
+        found.setdefault((record.row, record.column), {}).setdefault(record.seed, {}).update(choose(record))
+    targets: dict[str, set[str]] = {}
+    for (_, column), seeds in found.items():
+        targets.setdefault(column, set()).update(*seeds.values())
+    return {
+        (row, column): {
+            seed: statistics.fmean(by_target.values())
+            for seed, by_target in seeds.items()
+            if by_target and set(by_target) == targets[column]
+        }
+        for (row, column), seeds in found.items()
+    }
 
 
 def _averages(cells: Mapping[str, Cell]) -> dict[int, float]:
@@ -168,19 +185,34 @@ def _grid(
     return header, lines
 
 
-def markdown(table: Table) -> str:
-    header, lines = _grid(table, lambda text: f"**{text}**", lambda value: f"[{value:.1f}]")
+def markdown(table: Table | Sheet) -> str:
+    header, lines = _lines(table, lambda text: f"**{text}**")
     rows = [header, ["---"] * len(header), *lines]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows) + "\n"
 
 
-def latex(table: Table) -> str:
-    header, lines = _grid(table, lambda text: f"\\textbf{{{text}}}", lambda value: f"[{value:.1f}]")
+def latex(table: Table | Sheet) -> str:
+    header, lines = _lines(table, lambda text: f"\\textbf{{{text}}}")
     body = [" & ".join(_escaped(cell) for cell in row) + r" \\" for row in [header, *lines]]
     columns = "l" + "r" * (len(header) - 1)
     return "\n".join(
         [f"\\begin{{tabular}}{{{columns}}}", r"\hline", body[0], r"\hline", *body[1:], r"\hline", r"\end{tabular}", ""]
     )
+
+
+def text(table: Table | Sheet) -> str:
+    """For a terminal: columns side by side, the best with a star."""
+    header, lines = _lines(table, lambda text: f"{text} *")
+    widths = [max(len(row[place]) for row in [header, *lines]) for place in range(len(header))]
+    return "".join(
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+        + "\n"
+        for row in [header, *lines]
+    )
+
+
+def _lines(table: Table | Sheet, best: Callable[[str], str]) -> tuple[list[str], list[list[str]]]:
+    return table.lines() if isinstance(table, Sheet) else _grid(table, best, lambda value: f"[{value:.1f}]")
 
 
 def _escaped(text: str) -> str:
@@ -189,24 +221,44 @@ def _escaped(text: str) -> str:
     return text
 
 
-def comma_separated(table: Table) -> str:
-    """One line a cell and seed: what statistics programs want."""
+def comma_separated(*tables: Table | Sheet) -> str:
+    """One line a cell and seed: what statistics programs want. A sheet's title is in the place of the rule."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["row", "column", "rule", "seed", "score", "theirs"])
-    for row, own in table.cells.items():
-        for column in table.columns:
-            for seed, score in own[column].by_seed.items():
-                writer.writerow([row, column, table.rule, seed, round(score, 6), own[column].theirs])
+    for table in tables:
+        writer.writerows(_sheet_cells(table) if isinstance(table, Sheet) else _seed_cells(table))
     return out.getvalue()
 
 
-def as_json(table: Table) -> str:
-    return json.dumps(plain(table), indent=2) + "\n"
+def _seed_cells(table: Table) -> Iterator[list[Any]]:
+    for row, own in table.cells.items():
+        for column in table.columns:
+            cell = own[column]
+            for seed, score in cell.by_seed.items():
+                yield [row, column, table.rule, seed, round(score, 6), cell.theirs]
+            if not cell.by_seed and cell.theirs is not None:
+                yield [row, column, table.rule, "", "", cell.theirs]
 
 
-def plain(table: Table) -> dict[str, Any]:
+def _sheet_cells(sheet: Sheet) -> Iterator[list[Any]]:
+    for row, values in sheet.rows.items():
+        for column, value in zip(sheet.columns, values, strict=True):
+            yield [row, column, sheet.title, "", value, sheet.theirs.get(row, {}).get(column)]
+
+
+def as_json(*tables: Table | Sheet) -> str:
+    return json.dumps([plain(table) for table in tables], indent=2) + "\n"
+
+
+def plain(table: Table | Sheet) -> dict[str, Any]:
     """The table as dictionaries, fractions in [0, 1]; `theirs` in per cent, as printed."""
+    if isinstance(table, Sheet):
+        rows = [
+            {"row": row, "values": dict(zip(table.columns, values, strict=True)), "theirs": table.theirs.get(row, {})}
+            for row, values in table.rows.items()
+        ]
+        return {"title": table.title, "columns": list(table.columns), "rows": rows}
     return {
         "title": table.title,
         "rule": table.rule,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from fedshift.errors import STOPPED
+from fedshift.errors import SITE_FAILED, STOPPED, InputError
 
 app = typer.Typer(
     name="fedshift",
@@ -121,12 +121,54 @@ def train(
     show_results(results, folder)
 
 
+@app.command()
+def bench(
+    suite: Annotated[str, typer.Argument(help="See `fedshift list suites`.", metavar="SUITE")],
+    more: Annotated[list[Path] | None, typer.Argument(help="More record files.", hidden=True)] = None,
+    methods: Annotated[str | None, typer.Option(help="Some rows only: methods or labels, a,b.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="0,1,2. Default: the suite's own.")] = None,
+    scale: Annotated[
+        Literal["mini", "paper"], typer.Option(help="Minutes on two cores, or the paper's protocol.")
+    ] = "mini",
+    data_dir: Annotated[Path | None, typer.Option(help="The data set's folder, or your own folders.")] = None,
+    out: Annotated[Path | None, typer.Option(help="For runs and tables. Default: runs/bench.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Trainings side by side. Default: one a core.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any configuration key, key=value.")] = None,
+    records: Annotated[
+        list[Path] | None, typer.Option(help="selection: compare rules on these record files, train nothing.")
+    ] = None,
+) -> None:
+    """Make a table or figure of a paper. Started again, it goes on where it was left; exit code 3 if runs failed."""
+    from fedshift.bench.api import WORK, benchmark
+    from fedshift.cli.bench import show_found, told
+
+    try:
+        found = benchmark(
+            suite,
+            scale=scale,
+            methods=_names(methods),
+            seeds=_seeds(seeds),
+            data_dir=data_dir,
+            out=out,
+            jobs=jobs,
+            settings=set_ or (),
+            records=[*(records or []), *(more or [])],
+            tell=told,
+        )
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command goes on from here", err=True)
+        raise typer.Exit(STOPPED) from None
+    show_found(found, out or WORK / suite.lower())
+    if found.failures:
+        raise typer.Exit(SITE_FAILED)
+
+
 @app.command("list")
 def list_(
-    what: Annotated[Literal["methods", "datasets", "archs"], typer.Argument(help="What to list.")],
+    what: Annotated[Literal["methods", "datasets", "archs", "suites"], typer.Argument(help="What to list.")],
     json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """List methods, data sets or architectures."""
+    """List methods, data sets, architectures or suites."""
     from fedshift.cli.show import show_list
 
     show_list(what, as_json=json)
@@ -237,3 +279,10 @@ def convert(
 
 def _names(text: str | None) -> tuple[str, ...] | None:
     return tuple(name.strip() for name in text.split(",") if name.strip()) if text else None
+
+
+def _seeds(text: str | None) -> tuple[int, ...] | None:
+    try:
+        return tuple(int(number) for number in _names(text) or ()) or None
+    except ValueError:
+        raise InputError("config-value", f"--seeds {text}: write whole numbers, 0,1,2") from None

@@ -24,7 +24,7 @@ _SHOWN = 10
 
 
 def show_list(what: str, *, as_json: bool) -> None:
-    rows = {"methods": _methods, "datasets": _datasets, "archs": _archs}[what]()
+    rows = {"methods": _methods, "datasets": _datasets, "archs": _archs, "suites": _suites}[what]()
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -144,7 +144,25 @@ def _archs() -> list[dict[str, Any]]:
     ]
 
 
+def _suites() -> list[dict[str, Any]]:
+    # Imported here: it reads the recipes of all suites.
+    from fedshift.bench.suites import SUITES
+
+    return [
+        {
+            "name": suite.name,
+            "paper": suite.paper,
+            "question": suite.question,
+            "needs": dict(suite.needs),
+            "cost": dict(suite.cost),
+        }
+        for suite in SUITES.values()
+    ]
+
+
 def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return "\n".join(f"{key}: {inner}" for key, inner in value.items())
     return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)

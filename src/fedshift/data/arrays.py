@@ -130,7 +130,7 @@ class ImageArrays:
             for split in SPLITS
         )
         train, val, test = splits
-        return Domain(self.name, train, val, test)
+        return Domain(self.name, train, val, test, test_given="test" in self._images)
 
     def _convert(self, writer: EntryWriter, plan: Plan, progress: Progress | None) -> None:
         assert plan.size is not None

@@ -74,6 +74,8 @@ def check_data(source: DataSource, progress: Progress | None = None) -> DataRepo
             continue
         report = _report(raw, domain, plan)
         reports.append(report)
+        if domain.dark:
+            warnings.append(_about_dark(domain))
         if not raw.problems:
             _judge(report, found.task, problems, warnings)
     duplicates = _find_duplicates({raw.name: raw.samples() for raw in found.domains})
@@ -148,6 +150,14 @@ def _judge(report: DomainReport, task: Task, problems: list[Problem], warnings: 
             warnings.append(f"{report.name} has samples of {printable(label)!r}, but none to train on.")
         if not total and task == "segmentation":
             warnings.append(f"No mask of {report.name} shows {printable(label)!r}.")
+
+
+def _about_dark(domain: Domain) -> str:
+    return (
+        f"{len(domain.dark)} images of {domain.name} have 16 bits a value but none above 4095, so they are nearly "
+        f"black; the first is {domain.dark[0]}. If they come from a camera or scanner of 10 to 12 bits, multiply their "
+        "values (12 bits: by 16) or save them with 8 bits, at all sites alike."
+    )
 
 
 def _find_duplicates(samples: dict[str, list[Sample]]) -> tuple[Duplicate, ...]:

@@ -46,13 +46,17 @@ class Skipped:
 @dataclass(frozen=True)
 class Domain:
     """One place that data comes from: a hospital, a camera, a drawing style. What was unreadable is left out of
-    its splits and named in `skipped`."""
+    its splits and named in `skipped`; what is all but black, because its 16 bits hold values of 12 or fewer, is kept
+    and named in `dark`. `test_given` says whether its test split came with the data; else the samples
+    were drawn from all it has."""
 
     name: str
     train: Split
     val: Split
     test: Split
     skipped: tuple[Skipped, ...] = ()
+    test_given: bool = True
+    dark: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,17 +27,24 @@ from fedshift.data.images import (
     decode_mask_values,
     grey_ids,
     image_size,
+    is_dark,
 )
 from fedshift.data.listing import Item, Listing
 from fedshift.data.raw import Plan, Problem, Progress, Sample, printable
 from fedshift.data.splits import SPLITS
 from fedshift.errors import InputError
 
-DECODER = 2
-"""Part of the cache's keys: raised when the same file would be decoded to other pixels."""
+DECODER = 3
+"""Part of the cache's keys: raised when the same file would be decoded to other pixels, or more is noted of it."""
 
-Decoded = tuple[NDArray[np.uint8], NDArray[np.uint8] | None]
-"""An image and, for segmentation, its mask."""
+
+@dataclass(frozen=True)
+class Decoded:
+    """An image and, for segmentation, its mask. `dark` is told in `fedshift.data.images.is_dark`."""
+
+    image: NDArray[np.uint8]
+    mask: NDArray[np.uint8] | None
+    dark: bool
 
 
 class ImageFiles:
@@ -104,7 +112,8 @@ class ImageFiles:
             Skipped(self._where(self._listing.items[i]), reason, code) for i, reason, code in entry.notes["skipped"]
         )
         train, val, test = (_split(entry, name) for name in SPLITS)
-        return Domain(self.name, train, val, test, skipped)
+        dark = tuple(self._where(self._listing.items[i]) for i in entry.notes["dark"])
+        return Domain(self.name, train, val, test, skipped, self._listing.test_given, dark)
 
     @cached_property
     def _facts(self) -> dict[str, FileFacts]:
@@ -121,7 +130,7 @@ class ImageFiles:
 
     def _decode_all(self, writer: EntryWriter, plan: Plan, number: dict[str, int], progress: Progress | None) -> None:
         done, total = 0, len(self._listing.items)
-        writer.notes["skipped"] = []
+        writer.notes["skipped"], writer.notes["dark"] = [], []
 
         def tick(count: int) -> None:
             nonlocal done
@@ -159,13 +168,15 @@ class ImageFiles:
                         writer.notes["skipped"].append((i, str(result), result.code))
                         continue
                     usable.append(result)
+                    if result.dark:
+                        writer.notes["dark"].append(i)
                     label = items[i].label
                     if label is not None:
                         labels.append(number[label])
                 if usable:
-                    add_images(np.stack([image for image, _ in usable]))
+                    add_images(np.stack([result.image for result in usable]))
                 if usable and has_masks:
-                    add_masks(np.stack([mask for _, mask in usable if mask is not None]))
+                    add_masks(np.stack([result.mask for result in usable if result.mask is not None]))
                 tick(len(block))
         if self.task == "classification":
             writer.add(f"{split}_labels", np.array(labels, dtype=np.int64))
@@ -174,14 +185,15 @@ class ImageFiles:
         try:
             data = self._read(item.path)
             image = decode_image(data, plan.size, plan.fit)
+            dark = is_dark(data)
             if item.mask is None:
-                return image, None
+                return Decoded(image, None, dark)
             assert plan.code is not None
             mask_data = self._read(item.mask)
             of_image, of_mask = image_size(data), image_size(mask_data)
             if of_image != of_mask:
                 raise MaskError(f"its mask is {of_mask[1]} x {of_mask[0]}, the image {of_image[1]} x {of_image[0]}")
-            return image, decode_mask(mask_data, plan.code, plan.size)
+            return Decoded(image, decode_mask(mask_data, plan.code, plan.size), dark)
         except UnreadableError as problem:
             return problem
 

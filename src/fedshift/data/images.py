@@ -28,6 +28,8 @@ MAX_PIXELS = 64 * 1024 * 1024
 MAX_BYTES = 256 * 1024 * 1024
 KEEP_UP_TO = 256
 DEFAULT_SIZE = 128
+DARK_BELOW = 4096
+PNG_HEADER = b"\x89PNG\r\n\x1a\n"
 ORIENTATION = 0x0112
 """The EXIF tag that says how the camera was held."""
 
@@ -84,6 +86,18 @@ def decode_image(data: bytes, size: Size | None = None, fit: Fit = "crop") -> ND
         raise
     except Exception as problem:  # As above: whatever goes wrong in a decoder means one unreadable file.
         raise UnreadableError(_reason(problem)) from problem
+
+
+def is_dark(data: bytes) -> bool:
+    """Whether an image file has 16 bits a value but none above 4095, as cameras and scanners of 10 to 12 bits write
+    them: of white it makes 15 of 255. Their brightness is not guessed at, because a picture may be of the night."""
+    if not data.startswith(PNG_HEADER) or data[24:25] != b"\x10":
+        return False
+    with _open(data) as image:
+        # Pillow keeps the 16 bits of a grey image; of one in colour it keeps the high bytes.
+        values = np.asarray(image)
+        colours = values[..., :-1] if image.mode in ("LA", "RGBA") else values
+        return int(colours.max()) < (DARK_BELOW if image.mode.startswith("I") else DARK_BELOW >> 8)
 
 
 def decode_mask_values(data: bytes) -> NDArray[np.uint8]:

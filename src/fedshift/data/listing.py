@@ -58,7 +58,8 @@ class Reading:
 
 @dataclass
 class Listing:
-    """A domain's samples, in the order of their names, and what is wrong with them."""
+    """A domain's samples, in the order of their names, and what is wrong with them. `test_given` says whether a folder
+    or a list named a test split."""
 
     folder: Path
     task: Task | None
@@ -66,6 +67,7 @@ class Listing:
     empty_classes: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    test_given: bool = False
 
 
 def plain_name(name: str) -> str:
@@ -260,6 +262,7 @@ def _apply_lists(listing: Listing, lists: Mapping[Path, SplitName]) -> None:
 def settle_splits(listing: Listing) -> None:
     """Give every item a split, and drop those that the given splits leave out."""
     items = listing.items
+    listing.test_given = any(item.split == "test" for item in items)
     splits = complete_splits(
         [item.name for item in items], [item.label or "" for item in items], [item.split for item in items]
     )

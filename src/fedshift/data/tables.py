@@ -145,7 +145,7 @@ class Table:
             labels = np.array([number[label] for label in self._labels], dtype=np.int64)
         whole = Split(self._features, labels)
         train, val, test = (whole.take(np.flatnonzero(splits == name)) for name in SPLITS)
-        return Domain(self.name, train, val, test)
+        return Domain(self.name, train, val, test, test_given=False)
 
     def _splits(self) -> list[SplitName]:
         groups = self._labels if self._labels is not None else [""] * len(self._digests)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
-from fedshift.errors import SiteError
+from fedshift.errors import CATALOGUE, SiteError
 from fedshift.federation import codec
 from fedshift.federation.admission import Failed, Refused, admit
 from fedshift.federation.engines import Engine, Failure
@@ -190,9 +190,20 @@ class Federation:
         needed = len(requests) if everyone else max(1, math.ceil(self.rules.quorum * len(requests) - 1e-9))
         if len(replies) >= needed or not requests:
             return
-        absent = "; ".join(f"{site}: {why}" for site, why in sorted(replies.absent().items()))
         raise SiteError(
             "site-failed",
             f"round {self.round}, step {step.name}: {len(replies)} of {len(requests)} sites gave a usable answer and"
-            f" {needed} are needed ({absent}). {self.engine.where_to_look}",
+            f" {needed} are needed. {_told(replies.absent(), self.engine.where_to_look)}",
         )
+
+
+def _told(absent: Mapping[str, str], where_to_look: str) -> str:
+    """Who is absent and why, in the coordinator's own words for the codes that crossed, and which log to open first."""
+    by_reason: dict[str, list[str]] = {}
+    for site, reason in sorted(absent.items()):
+        by_reason.setdefault(reason, []).append(site)
+    meaning = {reason: f" ({CATALOGUE[reason].rstrip('.')})" for reason in by_reason if reason in CATALOGUE}
+    told = [f"{', '.join(sites)}: {reason}{meaning.get(reason, '')}." for reason, sites in by_reason.items()]
+    # A site that sent a code has written down why; one that crashed or was refused has not.
+    logged = [site for site, reason in sorted(absent.items()) if reason in CATALOGUE]
+    return " ".join([*told, where_to_look.replace("<site>", logged[0]) if logged else where_to_look])

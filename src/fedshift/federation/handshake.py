@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from fedshift._version import __version__
 from fedshift.errors import SiteError
@@ -32,11 +32,12 @@ def introduce(site: Evaluated, rewind_to: int) -> Introduction:
 @dataclass(frozen=True)
 class Described:
     """A site, as far as the coordinator may know it: how many samples a split has, which splits have labels, how many
-    files could not be read."""
+    files could not be read, and how many are nearly black for want of scaling."""
 
     sizes: Mapping[str, int]
     labelled: tuple[str, ...]
     skipped: int
+    dark: int
 
 
 def agree(fed: Federation, sites: Sequence[str], rewind_to: int) -> dict[str, Described]:
@@ -47,10 +48,9 @@ def agree(fed: Federation, sites: Sequence[str], rewind_to: int) -> dict[str, De
     replies = fed.ask(sites, introduce, everyone=True, rewind_to=rewind_to)
     for site, introduction in replies:
         _compare(site, introduction.facts, fed.plan.model)
+    told = [field.name for field in fields(Described)]
     return {
-        site: codec.restore(
-            Described, {key: introduction.facts.get(key) for key in ("sizes", "labelled", "skipped")}, site
-        )
+        site: codec.restore(Described, {key: introduction.facts.get(key) for key in told}, site)
         for site, introduction in replies
     }
 

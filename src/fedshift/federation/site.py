@@ -161,6 +161,7 @@ class Evaluated(Site):
             "sizes": {name: len(split) for name, split in splits.items()},
             "labelled": [name for name, split in splits.items() if split.labels is not None and len(split)],
             "skipped": len(self._domain.skipped),
+            "dark": len(self._domain.dark),
             "highest_label": max((int(np.max(part, initial=0, where=part != VOID)) for part in labels), default=-1),
         }
 
@@ -189,10 +190,17 @@ class SiteHost:
 
     @cached_property
     def domain(self) -> Domain:
-        parts = [self._as_attacked(self.dataset.load(name)) for name in self.spec.domains]
+        parts = [self._as_scored(self._as_attacked(self.dataset.load(name))) for name in self.spec.domains]
         train = _concatenate([self._capped(part.train, part.name, self.spec.train_share) for part in parts])
         val, test = _concatenate([part.val for part in parts]), _concatenate([part.test for part in parts])
-        return Domain(self.spec.name, train, val, test, tuple(skipped for part in parts for skipped in part.skipped))
+        return Domain(
+            self.spec.name,
+            train,
+            val,
+            test,
+            skipped=tuple(skipped for part in parts for skipped in part.skipped),
+            dark=tuple(name for part in parts for name in part.dark),
+        )
 
     @cached_property
     def copies(self) -> dict[str, Split]:
@@ -215,6 +223,16 @@ class SiteHost:
         view = self._views[kind]
         view.round = round
         return view
+
+    def _as_scored(self, part: Domain) -> Domain:
+        """A site that is held out from everyone's training is scored on all its labelled samples, unless a test split
+        came with them. Where others adapt to the domain, the splits stay: all methods are scored on the same samples.
+        """
+        if self.spec.role != "held-out" or self.plan.setting != "generalize" or part.test_given:
+            return part
+        labelled = [split for split in (part.train, part.val, part.test) if split.labels is not None]
+        nothing = part.train.take(np.arange(0))
+        return replace(part, train=nothing, val=nothing, test=_concatenate(labelled)) if labelled else part
 
     def _as_attacked(self, part: Domain) -> Domain:
         for attack in self.spec.attacks:

@@ -109,4 +109,8 @@ def explain_counter(name: str) -> str:
         return "An update was longer than the site's policy allows and was shortened before it left the site."
     if name == "skipped.files":
         return "A file could not be read and was left out: fedshift check-data names it."
+    if name == "dark.files":
+        return (
+            "A 16-bit image is nearly black, because it holds values of 12 bits or fewer: fedshift check-data names it."
+        )
     return explain(name) or "Counted by the method itself."

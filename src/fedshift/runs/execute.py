@@ -119,14 +119,17 @@ class _Execution:
             if found.skipped:
                 self.progress.message(f"{site}: {found.skipped} files could not be read (see fedshift check-data)")
                 memory.counters["skipped.files"] = memory.counters.get("skipped.files", 0) + found.skipped
+            if found.dark:
+                self.progress.message(f"{site}: {found.dark} 16-bit images are nearly black (see fedshift check-data)")
+                memory.counters["dark.files"] = memory.counters.get("dark.files", 0) + found.dark
         for site in self._unlabelled():
             if "train" in described[site].labelled:
                 self.progress.message(f"{site}: its training labels are not used, only its inputs are")
         for site in self.roles.tested:
             if site not in self.tested:
                 self.progress.message(f"{site} has no labels in a test split: it is not scored")
-            elif described[site].sizes["test"] < FEW:
-                self.progress.message(f"{site} is scored on {described[site].sizes['test']} test samples only")
+            else:
+                self.progress.message(_scored_on(site, described[site].sizes))
         for attack in self.config.attack:
             self.progress.message(f"attack: {attack}")
         return memory
@@ -293,6 +296,14 @@ def chosen_round(history: list[Scores]) -> Scores:
     """The round with the best mean validation score over sources, the latest of equals; without validation the last."""
     scored = [scores for scores in history if scores.val]
     return max(scored, key=lambda s: (s.source_val, s.round)) if scored else history[-1]
+
+
+def _scored_on(site: str, sizes: Mapping[str, int]) -> str:
+    """How many samples a score comes from. A site that has nothing else was not given a test split."""
+    count = sizes["test"]
+    if not sizes["train"] and not sizes["val"]:
+        return f"{site} is scored on all its {count:,} labelled samples (its data has no test split of its own)"
+    return f"{site} is scored on {count:,} test samples{' only' if count < FEW else ''}"
 
 
 def round_to(value: float, digits: int = 6) -> float | None:

@@ -18,7 +18,7 @@ class Failure:
 
 class Engine(Protocol):
     where_to_look: str
-    """A sentence that tells the user where a site's own log is."""
+    """A sentence that tells the user where a site's own log is; `<site>` in it stands for the site's name."""
 
     def call(self, requests: Sequence[Request], deadline: float | None) -> Iterator[tuple[str, bytes | Failure]]:
         """Every request's outcome, in any order, each site once."""

@@ -1,0 +1,212 @@
+"""A suite that is a grid of trainings: rows x columns x seeds at the paper's scale or cut down, and tables of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fedshift.bench.estimate import in_words, seconds_of
+from fedshift.bench.jobs import Column, Job, Row, grid
+from fedshift.bench.layouts import Layout
+from fedshift.bench.places import Place, given_place, named_place
+from fedshift.bench.recipes import Recipe
+from fedshift.bench.records import Record
+from fedshift.bench.runner import run_jobs
+from fedshift.bench.selection import MAIN_RULES
+from fedshift.bench.sheets import Sheet
+from fedshift.bench.suite import Found, Order, Scale, Suite
+from fedshift.bench.tables import AVERAGE, Table, make_table
+from fedshift.data.public import PUBLIC
+from fedshift.errors import InputError, nearest
+from fedshift.methods import find_about
+from fedshift.nn.imagenet import imagenet_weights
+from fedshift.runs.config import apply_settings
+
+Drawn = tuple[Sequence[Sheet], Sequence[Path]]
+Draw = Callable[[Sequence[Record], Order], Drawn]
+"""From the records of a grid to sheets and pictures: what makes a figure of it."""
+
+Printed = Mapping[str, Mapping[str, float]]
+"""By row, then column: what a paper printed."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """`paper` has a recipe for each data set of the table. `cited` are rows that the paper took from others and that
+    nobody reruns. With `per_client` a run's clients are its columns. `tables` is false where only `draw` has something
+    to say; `alone` trains one job at a time, because times are compared."""
+
+    name: str
+    source: str
+    question: str
+    rows: tuple[Row, ...]
+    layout: Layout
+    paper: tuple[Recipe, ...]
+    mini: Recipe
+    baseline: str | None = None
+    cited: Printed = field(default_factory=dict)
+    per_client: bool = False
+    tables: bool = True
+    alone: bool = False
+    draw: Draw | None = None
+
+
+def as_suite(experiment: Experiment) -> Suite:
+    return Suite(
+        name=experiment.name,
+        paper=experiment.source,
+        question=experiment.question,
+        needs=_needs(experiment),
+        cost=_cost(experiment),
+        run=functools.partial(run_experiment, experiment),
+    )
+
+
+def run_experiment(experiment: Experiment, order: Order) -> Found:
+    """Trains what is not trained yet and makes the tables of what there is."""
+    parts = [(place, jobs_of(experiment, place, order)) for place in places_of(experiment, order)]
+    jobs = [job for _, own in parts for job in own]
+    _check_weights(jobs)
+    outcome = run_jobs(jobs, order.work, 1 if experiment.alone else order.jobs, order.tell, order.launcher)
+    tables: list[Table] = []
+    for place, own in parts:
+        digests = {job.digest for job in own}
+        records = [record for record in outcome.records if record.job in digests]
+        if records and experiment.tables:
+            tables += make_tables(experiment, place, records, order.scale)
+    sheets, files = experiment.draw(outcome.records, order) if experiment.draw and outcome.records else ((), ())
+    return Found(
+        tables=tuple(tables),
+        sheets=tuple(sheets),
+        files=tuple(files),
+        records=tuple(outcome.records),
+        failures=tuple(outcome.failures),
+        broken_lines=outcome.broken_lines,
+        notes=tuple(note for place, _ in parts for note in place.notes),
+    )
+
+
+def places_of(experiment: Experiment, order: Order) -> list[Place]:
+    """Where it is measured: the paper's data sets, the built-in one, or what the user gave."""
+    try:
+        if order.scale == "paper":
+            return [named_place(recipe, order.data_dir) for recipe in experiment.paper]
+        if order.data_dir is None:
+            return [named_place(experiment.mini, None)]
+        return [given_place(experiment.mini, order.data_dir, [recipe.dataset for recipe in experiment.paper])]
+    except InputError as error:
+        raise InputError(error.code, f"suite {experiment.name}, scale {order.scale}: {error.message}") from error
+
+
+def jobs_of(experiment: Experiment, place: Place, order: Order) -> list[Job]:
+    recipe = place.recipe
+    columns: Sequence[Column] = (recipe.layout or experiment.layout)(place.scene)
+    return list(
+        grid(
+            chosen_rows(experiment.rows, order.methods),
+            columns,
+            recipe.seeds if order.seeds is None else order.seeds,
+            # Jobs run side by side: inside of one, more processes would only get in each other's way.
+            {"workers": 0, **recipe.settings, **place.data},
+            recipe.by_method,
+            apply_settings({}, order.settings),
+            recipe.names,
+        )
+    )
+
+
+def chosen_rows(rows: Sequence[Row], methods: Sequence[str] | None) -> list[Row]:
+    """Those of the named methods, or of that label."""
+    if methods is None:
+        return list(rows)
+    known = {name.lower() for row in rows for name in (row.method, row.label)}
+    for name in methods:
+        if name.lower() not in known:
+            raise InputError("unknown-name", f"--methods: this suite has no {name!r}. {nearest(name, known)}")
+    wanted = {name.lower() for name in methods}
+    return [row for row in rows if {row.method, row.label.lower()} & wanted]
+
+
+def make_tables(experiment: Experiment, place: Place, records: Sequence[Record], scale: Scale) -> Iterator[Table]:
+    shown = list(by_client(records)) if experiment.per_client else records
+    printed = theirs(experiment, place.recipe.dataset) if scale == "paper" else {}
+    for rule, choose in MAIN_RULES.items():
+        yield make_table(
+            shown,
+            choose,
+            rule,
+            f"{experiment.name} on {place.title}",
+            experiment.baseline,
+            printed,
+            [row.label for row in experiment.rows if find_about(row.method).is_bound],
+        )
+
+
+def by_client(records: Sequence[Record]) -> Iterator[Record]:
+    """One record a client."""
+    for record in records:
+        for client, scores in record.scores.items():
+            yield replace(record, column=client, target=client, scores={client: scores})
+
+
+def theirs(experiment: Experiment, dataset: str) -> dict[str, dict[str, float]]:
+    """What the paper printed for a data set: names of columns are `DATASET/COLUMN` where it has several."""
+    printed = {**{row.label: row.theirs for row in experiment.rows if row.theirs}, **experiment.cited}
+    several = len(experiment.paper) > 1
+    found = {}
+    for row, numbers in printed.items():
+        own = {key.removeprefix(f"{dataset}/"): value for key, value in numbers.items()}
+        found[row] = {key: value for key, value in own.items() if not several or f"{dataset}/{key}" in numbers}
+    return {row: numbers for row, numbers in found.items() if numbers}
+
+
+def printed(columns: Sequence[str], *numbers: float, dataset: str = "") -> dict[str, float]:
+    """A line of a paper's table. One number more than columns is the average."""
+    names = [*columns, AVERAGE][: len(numbers)]
+    assert len(numbers) in (len(columns), len(columns) + 1), f"{len(numbers)} numbers for {columns}"
+    return {f"{dataset}/{name}" if dataset else name: number for name, number in zip(names, numbers, strict=True)}
+
+
+def _check_weights(jobs: Sequence[Job]) -> None:
+    """Weights that are not there are an error before anything starts."""
+    for arch, weights in {(job.config.arch, job.config.weights) for job in jobs}:
+        if weights == "imagenet":
+            imagenet_weights(arch)
+        elif weights is not None and not Path(weights).is_file():
+            raise InputError("weights-missing", f"there is no weights file {weights}")
+
+
+def _needs(experiment: Experiment) -> dict[Scale, str]:
+    words = []
+    for recipe in experiment.paper:
+        weights = f" and ImageNet weights of {recipe.settings['arch']}" if recipe.settings.get("weights") else ""
+        words.append(f"{recipe.dataset}{weights}")
+    return {
+        "mini": f"nothing: built-in {experiment.mini.dataset}; or --data-dir with your own folders",
+        "paper": f"{', '.join(words)}; --data-dir with {_folders([recipe.dataset for recipe in experiment.paper])}",
+    }
+
+
+def _folders(names: Sequence[str]) -> str:
+    assert all(name in PUBLIC for name in names), names
+    return "its folder" if len(names) == 1 else f"the folders {' and '.join(names)} in it"
+
+
+def _cost(experiment: Experiment) -> dict[Scale, str]:
+    jobs = mini_jobs(experiment)
+    runs = sum(
+        len(experiment.rows) * len((recipe.layout or experiment.layout)(recipe.scene())) * len(recipe.seeds)
+        for recipe in experiment.paper
+    )
+    nets = ", ".join(dict.fromkeys(str(recipe.settings["arch"]) for recipe in experiment.paper))
+    return {
+        "mini": f"{in_words(seconds_of(jobs) / 2)} on 2 cores",
+        "paper": f"{runs} trainings of {nets}: for GPUs",
+    }
+
+
+def mini_jobs(experiment: Experiment) -> list[Job]:
+    order = Order("mini", Path(), Path())
+    return jobs_of(experiment, named_place(experiment.mini, None), order)

@@ -1,0 +1,235 @@
+"""Recipes: a data set, a network and a schedule, as the papers have them and cut down to minutes on two cores.
+
+A recipe holds what all rows of a table share; what single methods have otherwise is beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedshift.bench.layouts import Layout, Scene
+from fedshift.data.public import PUBLIC
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """`targets` are the domains that take turns (none: all), `home` the labelled one of multi-adapt. Data that the user
+    gave have other names: then the first ones play these parts. `names` is what `{name}` stands for in the settings of
+    rows. `layout` replaces the experiment's."""
+
+    dataset: str
+    settings: Settings
+    by_method: Mapping[str, Settings] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    domains: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    home: str = ""
+    names: Settings = field(default_factory=dict)
+    layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        if not self.domains:
+            object.__setattr__(self, "domains", tuple(PUBLIC[self.dataset].domains))
+
+    def scene(self) -> Scene:
+        wanted = self.targets or self.domains
+        known = tuple(name for name in wanted if name in self.domains)
+        targets = known if len(known) == len(wanted) else self.domains[: len(wanted)] if self.targets else self.domains
+        return Scene(self.domains, targets, self.home if self.home in self.domains else self.domains[0])
+
+    def but(self, by_method: Mapping[str, Settings] | None = None, **settings: Any) -> Recipe:
+        """With some settings changed."""
+        return replace(self, settings={**self.settings, **settings}, by_method={**self.by_method, **(by_method or {})})
+
+    def with_seeds(self, *seeds: int) -> Recipe:
+        return replace(self, seeds=seeds)
+
+    def at(self, *targets: str) -> Recipe:
+        """With these domains alone as targets, in turn."""
+        return replace(self, targets=targets)
+
+    def laid_out(self, layout: Layout) -> Recipe:
+        return replace(self, layout=layout)
+
+    def called(self, **names: Any) -> Recipe:
+        return replace(self, names=names)
+
+    def on_photos(self, photos: Recipe) -> Recipe:
+        """With the network and schedule for photographs, and the roles and seeds of this one."""
+        kept = {key: self.settings[key] for key in ("setting", "client_fraction") if key in self.settings}
+        settings = {**photos.settings, **kept}
+        return replace(self, settings=settings, by_method=photos.by_method, names={**self.names, **photos.names})
+
+
+# --- The papers' ----------------------------------------------------------------------------------------------------
+
+RESNET_18: Settings = {"arch": "resnet18", "weights": "imagenet", "image_size": 224}
+RESNET_101: Settings = {"arch": "resnet101", "weights": "imagenet", "image_size": 224}
+
+_COPA: Settings = {"momentum": 0.9, "weight_decay": 5e-4, "batch_size": 30, "local_epochs": 1.0, "schedule": "cosine"}
+_CSAC: Settings = {
+    "lr": 0.01,
+    "momentum": 0.5,
+    "weight_decay": 0.0,
+    "batch_size": 64,
+    "rounds": 40,
+    "local_epochs": 10.0,
+    "schedule": "constant",
+}
+"""Sites of the compared methods train as long as CSAC calibrates: the paper says nothing else of them."""
+
+COPA_PACS = Recipe(
+    "pacs",
+    {**RESNET_18, **_COPA, "lr": 0.002, "rounds": 40},
+    {"copa": {"copa": {"norm_where": "all"}}, "csac": {**_CSAC, "csac": {"lambda": 0.6}}},
+)
+COPA_OFFICE_HOME = replace(COPA_PACS, dataset="office-home", domains=()).but(
+    {"copa": {"copa": {"norm_where": "first-stage"}}}
+)
+COPA_DIGITS_DG = Recipe(
+    "digits-dg",
+    {**_COPA, "arch": "digits-copa", "lr": 0.05, "rounds": 50, "schedule": "step:20:0.1"},
+    {"copa": {"copa": {"norm_where": "after-every-conv"}}, "csac": _CSAC},
+)
+COPA_DIGIT_FIVE = Recipe(
+    "digit-five",
+    {**_COPA, "setting": "adapt", "arch": "digits-copa5", "lr": 0.05, "batch_size": 256, "rounds": 30},
+    {
+        "kd3a": {"arch": "digits-kd3a", "batch_size": 100, "rounds": 40, "lr_min": 0.001},
+        "shot": {"batch_size": 64, "rounds": 45, "weight_decay": 1e-3, "shot": {"beta": 0.1}},
+    },
+)
+COPA_OFFICE_CALTECH = Recipe(
+    "office-caltech10",
+    {**RESNET_101, **_COPA, "setting": "adapt", "lr": 0.002, "rounds": 40},
+    {
+        "copa-uda": {"copa-uda": {"norm_where": "first-stage"}},
+        "kd3a": {"batch_size": 32, "lr": 0.005, "lr_min": 0.0001},
+        "shot": {"batch_size": 64, "weight_decay": 1e-3, "rounds": 45},
+    },
+)
+
+CSAC_PACS = Recipe(
+    "pacs", {**RESNET_18, **_CSAC}, {"csac": {"csac": {"acquisition_epochs": 30.0, "calibration_epochs": 10.0}}}
+)
+CSAC_VLCS = replace(CSAC_PACS, dataset="vlcs", domains=())
+CSAC_ROTATED = Recipe(
+    "rotated-mnist",
+    {**_CSAC, "arch": "digits-csac", "local_epochs": 5.0},
+    {"csac": {"csac": {"acquisition_epochs": 30.0, "calibration_epochs": 5.0}}},
+)
+CSAC_SEVEN = replace(CSAC_PACS, dataset="office-caltech-home", domains=(), targets=("real_world",))
+
+_KD3A: Settings = {
+    "setting": "adapt",
+    "momentum": 0.9,
+    "weight_decay": 5e-4,
+    "local_epochs": 1.0,
+    "rounds": 40,
+    "schedule": "cosine",
+}
+KD3A_DIGIT_FIVE = Recipe("digit-five", {**_KD3A, "arch": "digits-kd3a", "lr": 0.05, "lr_min": 0.001, "batch_size": 100})
+KD3A_OFFICE_CALTECH = Recipe(
+    "office-caltech10", {**_KD3A, **RESNET_101, "lr": 0.005, "lr_min": 0.0001, "batch_size": 32}
+)
+KD3A_DOMAINNET = Recipe(
+    "domainnet",
+    {**_KD3A, **RESNET_101, "lr": 0.005, "lr_min": 0.0001, "batch_size": 50},
+    {"kd3a": {"kd3a": {"gate": 0.8, "gate_end": 0.95}}},
+)
+
+DUAL_DIGIT_FIVE = Recipe(
+    "digit-five", {"setting": "multi-adapt", "arch": "digits-dualadapt", "client_fraction": 0.1}, home="mnist"
+)
+"""The paper leaves its schedule to a supplement: the methods' own defaults."""
+DUAL_DOMAINNET = Recipe("domainnet", {**RESNET_101, "setting": "multi-adapt", "client_fraction": 0.1})
+DUAL_CITIES = Recipe(
+    "gta5-crosscity",
+    {"setting": "multi-adapt", "arch": "deeplab_mobilenet_v2_half", "image_size": 512},
+    home="gta5",
+)
+
+# --- Cut down -------------------------------------------------------------------------------------------------------
+
+_DIGITS = ("handwritten", "photo", "typeset", "street", "chalk")
+_ANGLES = ("M0", "M15", "M30", "M45", "M60", "M75")
+_CITIES = ("riviera", "milltown", "neonbay", "northfjord", "dunes")
+
+_SHORT: Settings = {
+    "arch": "digits-copa",
+    "train_per_site": 300,
+    "rounds": 10,
+    "batch_size": 16,
+    "lr": 0.05,
+    "momentum": 0.9,
+    "weight_decay": 5e-4,
+    "schedule": "cosine",
+    "evaluate_every": 2,
+}
+_SHORT_CSAC: Settings = {"rounds": 8, "csac": {"acquisition_epochs": 2.0, "calibration_epochs": 1.0}}
+
+DIGITS = Recipe("digits", _SHORT, {"csac": _SHORT_CSAC}, (0,), _DIGITS)
+ADAPT_DIGITS = Recipe(
+    "digits", {**_SHORT, "setting": "adapt"}, {"kd3a": {"lr_min": 0.001}, "shot": {"weight_decay": 1e-3}}, (0,), _DIGITS
+)
+ROTATED = Recipe(
+    "rotated-digits",
+    {
+        **_SHORT,
+        "arch": "digits-csac",
+        "train_per_site": 200,
+        "batch_size": 64,
+        "momentum": 0.5,
+        "weight_decay": 0.0,
+        "schedule": "constant",
+        "local_epochs": 3.0,
+        "evaluate_every": 5,
+    },
+    {"csac": {"rounds": 8, "csac": {"acquisition_epochs": 6.0, "calibration_epochs": 3.0}}},
+    (0,),
+    _ANGLES,
+)
+ONE_TO_MANY = Recipe(
+    "digits",
+    {**_SHORT, "setting": "multi-adapt", "arch": "digits-dualadapt", "train_per_site": 700, "client_fraction": 0.1},
+    {
+        # As many passes over the home's data as the others make with their pre-training.
+        "source-only": {"rounds": 20},
+        "dualadapt": {"dualadapt": {"pretrain_epochs": 10.0}},
+        "fed-oracle": {"fed-oracle": {"pretrain_epochs": 10.0}},
+    },
+    (0, 1, 2),
+    _DIGITS,
+    home="handwritten",
+)
+STREETS = Recipe(
+    "streets",
+    {"setting": "multi-adapt", "arch": "segnet-small", "rounds": 8, "batch_size": 8, "lr": 0.05, "evaluate_every": 4},
+    {"source-only": {"rounds": 13}, **{name: {name: {"pretrain_epochs": 5.0}} for name in ("dualadapt", "fed-oracle")}},
+    (0,),
+    _CITIES,
+)
+PHOTOS = Recipe(
+    "pacs",
+    {
+        "arch": "mobilenet_v2",
+        "weights": "imagenet",
+        "image_size": 96,
+        "train_per_site": 300,
+        "rounds": 5,
+        "batch_size": 16,
+        "lr": 0.003,
+        "evaluate_every": 5,
+    },
+    {
+        "copa": {"copa": {"norm_where": "first-stage"}},
+        "copa-uda": {"copa-uda": {"norm_where": "first-stage"}},
+        "csac": {"rounds": 4, "csac": {"acquisition_epochs": 1.0, "calibration_epochs": 1.0}},
+    },
+    (0,),
+    names={"large": "mobilenet_v2", "small": "efficientnet_lite0", "small_lr": 0.003},
+)
+"""For photographs that the user gave: a small network with ImageNet weights."""

@@ -1,0 +1,95 @@
+"""Rebuilding inputs from the gradient they caused, and how well that went.
+
+L. Zhu, Z. Liu, S. Han: Deep Leakage from Gradients. NeurIPS 2019: look for inputs whose gradient is the one that was
+seen. The distance and the search are those of J. Geiping, H. Bauermeister, H. Dröge, M. Moeller: Inverting Gradients -
+How easy is it to break privacy in federated learning? NeurIPS 2020. They also break nets of ReLUs and max pooling, whose
+second derivatives the first paper's L-BFGS needs to be smooth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class Search:
+    """`steps` of Adam on the signs of the slope, at `rate`, a tenth of it from 3/8, 5/8 and 7/8 of the way on;
+    `smoothness` weighs total variation against the distance of gradients."""
+
+    steps: int = 400
+    rate: float = 0.1
+    smoothness: float = 0.01
+
+
+def cosine_distance(found: Sequence[Tensor], seen: Sequence[Tensor]) -> Tensor:
+    """1 - cos of the angle between two gradients, each given tensor by tensor. Their lengths do not matter."""
+    dot = torch.stack([(a * b).sum() for a, b in zip(found, seen, strict=True)]).sum()
+    squares = [torch.stack([part.square().sum() for part in gradient]).sum() for gradient in (found, seen)]
+    return 1 - dot / (squares[0] * squares[1]).sqrt().clamp_min(_TINY)
+
+
+def total_variation(images: Tensor) -> Tensor:
+    """The mean absolute difference between neighbours in images `(n, channels, height, width)`, across plus down."""
+    across = (images[..., 1:] - images[..., :-1]).abs().mean()
+    down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
+    return across + down
+
+
+def infer_labels(bias_gradient: Tensor, predicted: Tensor, count: int) -> Tensor:
+    """The labels `(count,)`, in rising order, of the samples behind the gradient `(classes,)` of the last layer's bias.
+
+    Under cross-entropy that gradient is the mean prediction minus the share of each class. Whoever knows about how the
+    net predicts, `predicted` `(classes,)`, has the shares; those that do not come out whole are rounded by largest
+    remainder, so that they add up to `count`.
+    """
+    wanted = (predicted - bias_gradient).clamp_min(0).to(torch.float64)
+    wanted = wanted * count / wanted.sum().clamp_min(_TINY)
+    counts = wanted.floor()
+    left = count - int(counts.sum())
+    counts[(wanted - counts).argsort(descending=True, stable=True)[:left]] += 1
+    return torch.repeat_interleave(torch.arange(len(counts)), counts.to(torch.int64))
+
+
+def momentum_total(steps: int, momentum: float) -> float:
+    """How often a gradient counts in `steps` of SGD, all steps added up: the t-th is in the update
+    1 + m + ... + m^(steps - t) times. An update divided by rate and this is the mean gradient of its steps."""
+    return sum(sum(momentum**power for power in range(steps - step)) for step in range(steps))
+
+
+def invert(
+    gradient_of: Callable[[Tensor], Sequence[Tensor]],
+    seen: Sequence[Tensor],
+    shape: tuple[int, ...],
+    search: Search,
+    generator: torch.Generator,
+) -> Tensor:
+    """Images of `shape` in [0, 1] whose gradient points where `seen` does: those with the lowest distance that the
+    search met. `gradient_of` must be differentiable in its argument."""
+    images = torch.rand(shape, generator=generator).mul_(0.2).add_(0.4).requires_grad_()
+    optimizer = torch.optim.Adam([images], lr=search.rate)
+    turns = [math.ceil(search.steps * part / 8) for part in (3, 5, 7)]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, turns, gamma=0.1)
+    best, lowest = images.detach().clone(), math.inf
+    for _ in range(search.steps):
+        objective = cosine_distance(gradient_of(images), seen) + search.smoothness * total_variation(images)
+        if float(objective.detach()) < lowest:
+            best, lowest = images.detach().clone(), float(objective.detach())
+        (slope,) = torch.autograd.grad(objective, [images])
+        images.grad = slope.sign()
+        optimizer.step()
+        schedule.step()
+        with torch.no_grad():
+            images.clamp_(0, 1)
+    return best
+
+
+def psnr(found: Tensor, original: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio in dB, `(n,)`, of images in [0, 1]: 10 log10(1 / mean squared error)."""
+    return -10 * (found - original).square().flatten(1).mean(1).log10()
