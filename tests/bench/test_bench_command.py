@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import fedshift
 from fedshift.bench.records import read
@@ -55,8 +56,7 @@ def test_missing_domains_and_other_tasks_are_named(tiny_data: Path, tmp_path: Pa
     for domain in ("cartoon", "photo"):
         for name in ("dog", "house"):
             (tmp_path / "pacs" / domain / name).mkdir(parents=True)
-            picture = tmp_path / "pacs" / domain / name / "1.png"
-            picture.write_bytes(b"")
+            Image.new("RGB", (16, 16)).save(tmp_path / "pacs" / domain / name / "1.png")
     with pytest.raises(InputError, match="lacks art_painting, sketch of pacs"):
         fedshift.benchmark("copa/table1", scale="paper", data_dir=tmp_path, out=tmp_path / "out")
     with pytest.raises(InputError, match=r"about segmentation.*holds data for classification"):
@@ -64,7 +64,6 @@ def test_missing_domains_and_other_tasks_are_named(tiny_data: Path, tmp_path: Pa
 
 
 def test_failures_are_listed_and_the_rest_is_there(tiny_data: Path, tmp_path: Path) -> None:
-    """kd3a.drop of the only name that is no source in one of four columns."""
     done = play(
         "bench", "copa/table7", "--data-dir", tiny_data, "--methods", "copa,ind-paramavg", "--seeds", "0",
         "--out", tmp_path, *SHORT, "--set", "copa.magnitude=11",
