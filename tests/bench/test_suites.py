@@ -10,6 +10,7 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+from here import Here
 from PIL import Image
 
 from fedshift.bench.estimate import TRAINING_PICTURES, seconds_of
@@ -23,9 +24,6 @@ from fedshift.bench.suite import Found, Order
 from fedshift.bench.suites import EXPERIMENTS, SUITES
 from fedshift.bench.suites.__main__ import written
 from fedshift.data import DataSource, open_dataset
-from fedshift.errors import FedshiftError
-from fedshift.runs.config import make_config, read_config
-from fedshift.runs.execute import run
 
 TINY = (
     "rounds=1",
@@ -44,21 +42,6 @@ TINY = (
     "cent-mcd.repeats=1",
     "fada.sync_batches=1",
 )
-
-
-class Here:
-    """Trains in this process: a suite has hundreds of jobs, and starting one takes longer than a tiny training."""
-
-    def train(self, config: Path, folder: Path, log: Path, threads: int) -> int:
-        try:
-            run(make_config(read_config(config)), folder, resume=True)
-        except FedshiftError as error:
-            log.write_text(error.message)
-            return error.exit_code
-        return 0
-
-    def stop(self) -> None:
-        return None
 
 
 @pytest.fixture(scope="session")
