@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedshift.bench.records import Record, read_run
+from fedshift.bench.records import Record, read, read_run
 from fedshift.bench.selection import RULES, highest, picked, rules_compared
 from fedshift.federation.federation import Federation
 from fedshift.methods.evaluation import certainty
@@ -92,6 +92,14 @@ def test_rules_that_do_not_apply_choose_nothing() -> None:
     bare = record(notes={}, val={})
     assert {rule for rule in RULES if picked(bare, rule)} == {"last", "oracle"}
     assert highest([None, 0.2, None]) == 1 and highest([None]) is None
+
+
+def test_source_val_is_what_the_runs_themselves_chose() -> None:
+    records, _ = read(sorted((Path(__file__).parents[2] / "results").glob("*.jsonl")))
+    assert len(records) > 100
+    for found in records:
+        chosen = {target: scores["source_val"] for target, scores in found.scores.items()}
+        assert picked(found, "source-val") == pytest.approx(chosen, abs=1e-6), (found.row, found.column, found.seed)
 
 
 def test_the_table_says_what_each_rule_loses_to_the_oracle() -> None:
