@@ -204,7 +204,7 @@ def _cost(experiment: Experiment) -> dict[Scale, str]:
     )
     nets = ", ".join(dict.fromkeys(str(recipe.settings["arch"]) for recipe in experiment.paper))
     return {
-        "mini": f"{in_words(seconds_of(jobs) / 2)} on 2 cores",
+        "mini": f"{in_words(seconds_of(jobs) / (1 if experiment.alone else 2))} on 2 cores",
         "paper": f"{runs} trainings of {nets}: for GPUs",
     }
 
