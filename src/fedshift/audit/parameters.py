@@ -1,8 +1,8 @@
 """Do parameters know their domain? Many models a domain, and the distances between them, layer by layer.
 
 J. Yuan et al.: Collaborative Semantic Aggregation and Calibration for Federated Domain Generalization. IEEE TKDE 2023
-(CSAC), Fig. 4. A layer is the last convolution of a stage of the network, as in the paper. Models differ in the order of
-their data; with `starts="random"` in their first weights too.
+(CSAC), Fig. 4. A layer is the last convolution of a stage of the network, as in the paper. Models differ in the order
+of their data; with `starts="random"` in their first weights too.
 """
 
 from __future__ import annotations
