@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -14,9 +15,13 @@ from PIL import Image
 from fedshift.bench.experiment import Experiment, run_experiment
 from fedshift.bench.jobs import Column
 from fedshift.bench.layouts import Layout, Scene, each_target
+from fedshift.bench.places import Place
 from fedshift.bench.publish import write_tables
+from fedshift.bench.recipes import Recipe
 from fedshift.bench.suite import Found, Order
 from fedshift.bench.suites import EXPERIMENTS, SUITES
+from fedshift.bench.suites.__main__ import written
+from fedshift.data import DataSource, open_dataset
 from fedshift.errors import FedshiftError
 from fedshift.runs.config import make_config, read_config
 from fedshift.runs.execute import run
@@ -120,3 +125,70 @@ def _check_written(name: str, order: Order, found: Found) -> None:
     told = json.loads((order.out / "table.json").read_text())
     assert told["suite"] == name and told["tables"] and told["failures"] == []
     assert all(path.is_file() and path.stat().st_size > 1000 for path in found.files)
+
+
+@pytest.mark.parametrize("name", [name for name in SUITES if name not in {e.name for e in EXPERIMENTS}])
+def test_every_function_plays(name: str, tiny_data: Path, work: Path, tmp_path: Path) -> None:
+    order = Order("mini", tmp_path, work, data_dir=tiny_data, settings=TINY, launcher=Here())
+    found = SUITES[name].run(order)
+    assert [f"{f.job.row}: {f.words}" for f in found.failures] == []
+    _check_written(name, order, found)
+
+
+def test_there_is_a_suite_for_every_table_and_figure() -> None:
+    tables = {"copa": (1, 2, 3, 4, 5, 6, 7), "csac": (1, 2, 3, 4, 5, 6), "kd3a": (1, 2, 3, 6, 7, 8)}
+    figures = {"copa": (2, 3, 4), "csac": (5, 6, 7, 8, 9), "kd3a": (3, 4), "dualadapt": (4,)}
+    wanted = {f"{paper}/table{n}" for paper, numbers in tables.items() for n in numbers}
+    wanted |= {f"dualadapt/table{n}" for n in (1, 2, 3, 4, 5)} | {"selection"}
+    wanted |= {f"{paper}/fig{n}" for paper, numbers in figures.items() for n in numbers}
+    assert wanted <= set(SUITES)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=[e.name for e in EXPERIMENTS])
+def test_mini_takes_less_than_half_an_hour_by_its_estimate(experiment: Experiment) -> None:
+    assert seconds_of(mini_jobs(experiment)) / (1 if experiment.alone else 2) < 1800
+
+
+@pytest.mark.parametrize("name", ["digits", "rotated-digits", "streets"])
+def test_recipes_know_the_built_in_data(name: str) -> None:
+    known = open_dataset(DataSource(name))
+    for recipe in (e.mini for e in EXPERIMENTS if e.mini.dataset == name):
+        assert recipe.domains == known.domains and set(recipe.targets) <= set(known.domains)
+        assert not recipe.home or recipe.home in known.domains
+    assert TRAINING_PICTURES[name] == len(known.load(known.domains[0]).train)
+
+
+PAPER_RECIPES = [(e, r) for e in EXPERIMENTS for r in e.paper]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "recipe"), PAPER_RECIPES, ids=[f"{e.name}-{r.dataset}" for e, r in PAPER_RECIPES]
+)
+def test_the_papers_scale_is_configured_and_printed_as_it_is_laid_out(experiment: Experiment, recipe: Recipe) -> None:
+    place = Place(recipe.dataset, recipe, {"dataset": recipe.dataset, "data_dir": "/data"}, recipe.scene())
+    jobs = jobs_of(experiment, place, Order("paper", Path(), Path()))
+    assert {job.config.seed for job in jobs} == set(recipe.seeds)
+    assert all(job.config.train_per_site is None for job in jobs), "the whole data set"
+    columns = {job.column for job in jobs}
+    if experiment.per_client:
+        columns = set(recipe.domains) - {recipe.scene().home}
+    for row, numbers in theirs(experiment, recipe.dataset).items():
+        if experiment.tables:
+            assert set(numbers) <= columns | {"average"}, row
+
+
+def test_printed_averages_are_those_of_the_printed_numbers() -> None:
+    """Papers round, and two of their averages are a quarter of a point off; a mistyped number would be further."""
+    checked = 0
+    for experiment, recipe in PAPER_RECIPES:
+        for row, numbers in theirs(experiment, recipe.dataset).items():
+            single = [value for column, value in numbers.items() if column != "average"]
+            if single and "average" in numbers:
+                assert numbers["average"] == pytest.approx(fmean(single), abs=0.26), f"{experiment.name}: {row}"
+                checked += 1
+    assert checked > 150
+
+
+def test_the_page_lists_the_suites_there_are() -> None:
+    page = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+    assert written(page.read_text()) == page.read_text(), "python -m fedshift.bench.suites docs/benchmarks.md"
