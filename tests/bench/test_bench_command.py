@@ -59,7 +59,7 @@ def test_missing_domains_and_other_tasks_are_named(tiny_data: Path, tmp_path: Pa
             picture.write_bytes(b"")
     with pytest.raises(InputError, match="lacks art_painting, sketch of pacs"):
         fedshift.benchmark("copa/table1", scale="paper", data_dir=tmp_path, out=tmp_path / "out")
-    with pytest.raises(InputError, match="about segmentation.*holds data for classification"):
+    with pytest.raises(InputError, match=r"about segmentation.*holds data for classification"):
         fedshift.benchmark("dualadapt/table3", data_dir=tiny_data, out=tmp_path / "out")
 
 
