@@ -53,7 +53,7 @@ def _seconds(job: Job) -> float:
     else:
         seen = pictures * epochs * (len(config.sources) if config.sources else SITES[dataset])
     a_round = 0.15 * rounds
-    return START + a_round + seen * MILLISECONDS.get(config.arch, 2.0) / 1000 * TIMES.get(config.method, 1.0)
+    return float(START + a_round + seen * MILLISECONDS.get(config.arch, 2.0) / 1000 * TIMES.get(config.method, 1.0))
 
 
 def in_words(seconds: float) -> str:
