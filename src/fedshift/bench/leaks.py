@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ from torch import Tensor
 
 from fedshift.audit.leakage import Leakage, leakage
 from fedshift.bench.figures import new_figure, saved
+from fedshift.bench.functions import options_of, timed
 from fedshift.bench.places import named_place
 from fedshift.bench.recipes import KD3A_DOMAINNET, RESNET_101
 from fedshift.bench.sheets import Sheet, Value
 from fedshift.bench.suite import Found, Order
-from fedshift.bench.telling import timed
 from fedshift.files import write_atomically
 from fedshift.functional.inversion import Search
 from fedshift.runs.config import apply_settings
@@ -36,26 +37,36 @@ NOTES = (
 )
 
 
+@dataclass(frozen=True)
+class Options:
+    """`--set leakage.KEY=VALUE`: sites for every message, steps of the attacker's search, and how often it starts."""
+
+    trials: int = 4
+    steps: int = 300
+    starts: int = 1
+
+
 def fig5(order: Order) -> Found:
     """DIFFERS: the paper shows two pictures and states neither network, images nor search; scale paper takes its
     largest data set and the network it uses there."""
     seed = order.seeds[0] if order.seeds else 0
-    site, keys, search = _choice(order)
-    keys = apply_settings(keys, order.settings)
-    found = leakage(site, search=search, seed=seed, tell=timed(order.tell), **keys)
+    site, keys, usual = _choice(order)
+    options, keys = options_of("leakage", usual, apply_settings(keys, order.settings))
+    search = Search(options.steps, starts=options.starts)
+    found = leakage(site, trials=options.trials, search=search, seed=seed, tell=timed(order.tell), **keys)
     files = write_leakage(found, order.out)
     note = f"{found.dataset}, site {found.site}, {found.arch} before round 1, {search.steps} steps a search."
     return Found(sheets=(sheet(found),), files=tuple(files), notes=(note, *NOTES))
 
 
-def _choice(order: Order) -> tuple[str | None, dict[str, Any], Search]:
-    """Whose images, configuration keys, and how long the attacker searches."""
+def _choice(order: Order) -> tuple[str | None, dict[str, Any], Options]:
+    """Whose images, configuration keys, and how hard the attacker tries."""
     if order.scale == "paper":
         place = named_place(KD3A_DOMAINNET, order.data_dir)
-        return place.scene.domains[0], {**RESNET_101, "weights": None, **place.data}, Search(steps=4800)
+        return place.scene.domains[0], {**RESNET_101, "weights": None, **place.data}, Options(steps=4800)
     if order.data_dir is not None:
-        return None, {"data_dir": str(order.data_dir), "image_size": SMALL_SIDE}, Search(steps=300)
-    return "photo", {"dataset": "digits"}, Search(steps=300)
+        return None, {"data_dir": str(order.data_dir), "image_size": SMALL_SIDE}, Options()
+    return "photo", {"dataset": "digits"}, Options()
 
 
 def sheet(found: Leakage) -> Sheet:

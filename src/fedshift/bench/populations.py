@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ from torch import Tensor
 from fedshift.audit.parameters import Population, Starts, train_population
 from fedshift.bench import recipes
 from fedshift.bench.figures import new_figure, saved
+from fedshift.bench.functions import options_of, timed
 from fedshift.bench.places import Place, given_place, named_place
 from fedshift.bench.recipes import Recipe
 from fedshift.bench.sheets import Sheet, Value
 from fedshift.bench.suite import Found, Order
-from fedshift.bench.telling import timed
 from fedshift.files import write_atomically
 from fedshift.runs.config import apply_settings
 
@@ -36,7 +36,16 @@ PAPER = tuple(Recipe(name, _ACQUIRED) for name in ("digits-dg", "vlcs"))
 """The paper says 50 models of ResNet-18 a domain; they train as CSAC's sites do before they collaborate."""
 
 MINI = recipes.DIGITS.but(local_epochs=5.0, train_per_site=200, schedule="constant")
-MODELS = {"mini": 10, "paper": 50}
+
+
+@dataclass(frozen=True)
+class Options:
+    """`--set parameters.KEY=VALUE`: models a domain."""
+
+    models: int
+
+
+MODELS = {"mini": Options(10), "paper": Options(50)}
 
 TRAINING = (
     "arch",
@@ -59,19 +68,16 @@ def fig4(order: Order) -> Found:
     sheets: list[Sheet] = []
     files: list[Path] = []
     notes: list[str] = []
+    seed = order.seeds[0] if order.seeds else 0
     for place in _places(order):
-        settings = {**{k: v for k, v in place.recipe.settings.items() if k in TRAINING}, **place.data}
-        keys = apply_settings(settings, order.settings)
-        seed = order.seeds[0] if order.seeds else 0
-        for starts in STARTS:
-            if starts == "random" and keys.get("weights"):
-                continue
-            found = train_population(
-                MODELS[order.scale], starts, seed=seed, work=order.work, tell=timed(order.tell), **keys
-            )
+        values = {**{k: v for k, v in place.recipe.settings.items() if k in TRAINING}, **place.data}
+        options, keys = options_of("parameters", MODELS[order.scale], apply_settings(values, order.settings))
+        for starts in STARTS if not keys.get("weights") else STARTS[:1]:
+            told = timed(order.tell)
+            found = train_population(options.models, starts, seed=seed, work=order.work, tell=told, **keys)
             sheets.append(sheet(found))
             files += write_population(found, order.out)
-        notes += [*place.notes, f"{place.title}: {MODELS[order.scale]} models a domain, seed {seed}."]
+        notes += [*place.notes, f"{place.title}: {options.models} models a domain, seed {seed}."]
     return Found(sheets=tuple(sheets), files=tuple(files), notes=tuple(notes))
 
 

@@ -41,9 +41,9 @@ def leakage(
     from rich.console import Console
 
     from fedshift.audit.leakage import leakage
+    from fedshift.bench.functions import timed
     from fedshift.bench.leaks import NOTES, sheet, write_leakage
     from fedshift.bench.tables import text
-    from fedshift.bench.telling import timed
     from fedshift.cli.bench import told
     from fedshift.functional.inversion import Search
     from fedshift.runs.config import apply_settings
