@@ -145,6 +145,14 @@ def test_the_pyramid_of_a_segmentation_net_belongs_to_its_extractor() -> None:
     assert parts["F"].forward_flops == 2 * 256 * 13 * 4 * 4  # output stride 16
 
 
+@pytest.mark.parametrize(("method", "hidden"), [("fada", 256), ("fed-dann", 100)])
+def test_a_discriminator_is_part_of_the_formula(method: str, hidden: int) -> None:
+    found = counted(method, *((3, 8) if method in RUNS else (2, 4)))
+    assert found.network["D"].forward_flops == 2 * (64 * hidden + hidden)
+    [flops, *_] = found.comparisons
+    assert "||D||" in flops.formula and flops.counted == flops.value
+
+
 def test_formulas_as_they_are_written() -> None:
     assert written(FORMULAS["copa"].flops or {}, "||") == "6||G|| + ||F|| + 2K||F|| - 2||dG||"
     assert written(FORMULAS["fed-mcd"].upload or {}, "|") == "|G| + 2|F|"

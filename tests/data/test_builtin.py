@@ -23,7 +23,7 @@ Domains = dict[str, Domain]
 @pytest.fixture(scope="module")
 def all_domains() -> dict[str, Domains]:
     """Each data set drawn once, or read from the cache that all tests share."""
-    return {name: {domain: make().load(domain) for domain in make().domains} for name, make in BUILTIN.items()}
+    return {name: {domain: recipe.load(domain) for domain in recipe.domains} for name, recipe in BUILTIN.items()}
 
 
 def splits_of(domains: Domains) -> list[tuple[str, str, Split]]:
@@ -38,7 +38,7 @@ def picture_hashes(images: NDArray[np.uint8]) -> list[str]:
 
 def test_data_sets_say_what_they_hold_before_anything_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path))
-    data = {name: make() for name, make in BUILTIN.items()}
+    data = {name: recipe.dataset() for name, recipe in BUILTIN.items()}
     assert list(data) == ["digits", "rotated-digits", "streets"]
     assert all(name == dataset.name for name, dataset in data.items())
     assert data["digits"].domains == ("handwritten", "photo", "typeset", "street", "chalk")
@@ -52,7 +52,7 @@ def test_data_sets_say_what_they_hold_before_anything_is_drawn(tmp_path: Path, m
 
 def test_listing_the_data_sets_imports_no_heavy_package() -> None:
     code = (
-        "import sys, fedshift.data.builtin as b; [make() for make in b.BUILTIN.values()];"
+        "import sys, fedshift.data.builtin as b; [recipe.dataset() for recipe in b.BUILTIN.values()];"
         "print(sorted({'sklearn', 'matplotlib', 'scipy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
@@ -63,7 +63,7 @@ def test_an_unknown_domain_is_named_with_its_nearest() -> None:
     with pytest.raises(
         InputError, match=r"'digits' has no domain 'handwriting'. Did you mean 'handwritten'\?"
     ) as raised:
-        BUILTIN["digits"]().load("handwriting")
+        BUILTIN["digits"].load("handwriting")
     assert raised.value.code == "unknown-name"
 
 
@@ -242,7 +242,7 @@ def test_a_second_load_reads_the_cache_read_only(
     all_domains: dict[str, Domains], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rotated.RECIPE.__class__, "arrays", lambda *_: pytest.fail("drawn again"))
-    again = BUILTIN["rotated-digits"]().load("M45")
+    again = BUILTIN["rotated-digits"].load("M45")
     np.testing.assert_array_equal(again.test.inputs, all_domains["rotated-digits"]["M45"].test.inputs)
     assert not again.train.inputs.flags.writeable
 
@@ -253,7 +253,7 @@ _PRINT_HASHES = f"""
 import hashlib
 from fedshift.data.builtin import BUILTIN
 for name, domain in {_DRAWN_AGAIN}:
-    data = BUILTIN[name]().load(domain)
+    data = BUILTIN[name].load(domain)
     for split in (data.train, data.val, data.test):
         print(hashlib.sha256(split.inputs.tobytes() + split.labels.tobytes()).hexdigest())
 """
@@ -273,3 +273,19 @@ def test_another_process_with_another_cache_draws_the_same_bytes(
         for split in (data.train, data.val, data.test)
     ]
     assert done.stdout.split() == expected
+
+
+def test_pictures_and_masks_at_another_size() -> None:
+    data = BUILTIN["streets"].dataset(32)
+    assert data.input_shape == (3, 32, 32)
+    drawn, smaller = BUILTIN["streets"].load("dunes"), data.load("dunes")
+    assert smaller.test.inputs.shape[1:] == (32, 32, 3)
+    assert smaller.test.labels.shape[1:] == (32, 32)
+    assert set(np.unique(smaller.test.labels)) <= set(np.unique(drawn.test.labels))
+    # Averages of pixels keep the mean of a picture.
+    assert abs(smaller.test.inputs[0].mean() - drawn.test.inputs[0].mean()) < 2
+
+
+def test_a_size_that_is_the_drawn_one_changes_nothing() -> None:
+    data = BUILTIN["rotated-digits"].dataset(32).load("M30")
+    assert np.array_equal(data.train.inputs, BUILTIN["rotated-digits"].load("M30").train.inputs)

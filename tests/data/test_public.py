@@ -306,7 +306,7 @@ def test_every_data_set_is_listed_with_what_a_user_needs() -> None:
         assert bool(info.how_to_get) != info.builtin
 
 
-@pytest.mark.parametrize("unfit", [{"data_dir": Path("x")}, {"image_size": 64}, {"label_column": "y"}])
+@pytest.mark.parametrize("unfit", [{"data_dir": Path("x")}, {"label_column": "y"}])
 def test_built_in_data_take_no_settings_of_folders(unfit: dict[str, object]) -> None:
     with pytest.raises(InputError, match="comes with fedshift") as error:
         open_dataset(DataSource(name="digits", **unfit))

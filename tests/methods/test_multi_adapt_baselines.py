@@ -122,6 +122,9 @@ def test_methods_that_move_data_say_so() -> None:
         assert METHODS[method].about.is_bound
         assert "unlabelled data at the home" in " ".join(CliRunner().invoke(app, ["privacy", method]).output.split())
     assert "needs" not in CliRunner().invoke(app, ["privacy", "dualadapt"]).output
+    assert [m for m in ("dualadapt", "fed-oracle") if "mixture" in CliRunner().invoke(app, ["privacy", m]).output] == [
+        "dualadapt"
+    ]
 
 
 def test_batches_pair_source_with_client_and_never_end_on_the_clients_side(data: Path, tmp_path: Path) -> None:

@@ -89,6 +89,14 @@ def test_bounds_are_marked_and_stand_below(tmp_path: Path) -> None:
     assert "bound, not deployable: all labelled data in one place" in page.text
 
 
+def test_methods_that_move_data_and_are_no_bounds_are_marked_and_ranked(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, name, curve=(0.1, 0.6)) for name in ("fed-mcd", "dualadapt")]
+    page = report(tmp_path, *runs)
+    assert list(page.scores()) == ["fed-mcdmoves data", "dualadapt"]
+    assert page.text.count("moves data: a copy of the home's labelled training data at every client") == 1
+    assert page.count("tr", **{"class": "bound"}) == 0
+
+
 def test_several_targets_and_seeds_are_averaged(tmp_path: Path) -> None:
     scores = {("photo", 0): 0.4, ("photo", 1): 0.6, ("paint", 0): 0.7, ("paint", 1): 0.9}
     runs = [

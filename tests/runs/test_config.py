@@ -35,6 +35,12 @@ def test_an_unknown_key_of_the_method_and_of_the_policy_are_errors() -> None:
         make_config({"method": "fedavg", "policy": {"min_sample": 3}})
 
 
+def test_what_makes_a_variant_cannot_be_set_to_something_else() -> None:
+    with pytest.raises(InputError, match=r"fed-oracle\.mixtures is always False"):
+        make_config({"method": "fed-oracle", "fed-oracle": {"mixtures": True}})
+    assert make_config({"method": "fed-oracle", "fed-oracle": {"mixtures": False}}).hyper["mixtures"] is False
+
+
 @pytest.mark.parametrize(
     "wrong", [{"rounds": 0}, {"lr": -1}, {"quorum": 1.5}, {"precision": "float8"}, {"rounds": "many"}, {"workers": -1}]
 )

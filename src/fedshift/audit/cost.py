@@ -12,7 +12,9 @@ from fedshift.audit.formulas import FORMULAS, Formula, Terms, evaluated, written
 from fedshift.data.domain import Task
 from fedshift.errors import InputError
 from fedshift.federation.plan import Setting
+from fedshift.functional.mixtures import as_rows
 from fedshift.methods import find_about
+from fedshift.methods.transfer import ROWS
 from fedshift.nn.archs import Arch, build_network, find_arch
 from fedshift.nn.segmentation import with_light_head
 from fedshift.runs.config import make_config
@@ -120,9 +122,9 @@ def cost(
     role = "home" if about.settings[0] == "multi-adapt" else "target"
     config = make_config({"method": about.name, "setting": about.settings[0], "arch": arch, role: "other"})
     trial = try_out(config, dataset, batch)
-    network = network_parts(arch, shape, classes)
-    usual = site_cost(trial.usual)
     formula = FORMULAS.get(about.name)
+    network = network_parts(arch, shape, classes, formula.discriminator if formula else None, batch)
+    usual = site_cost(trial.usual)
     return Cost(
         method=about.name,
         setting=trial.plan.setting,
@@ -160,13 +162,24 @@ def site_cost(exchanges: Iterable[Exchange]) -> SiteCost:
     )
 
 
-def network_parts(arch: str, input_shape: tuple[int, ...], classes: int) -> dict[str, Part]:
-    """G and F of an architecture. DeepLab's pyramid belongs to G, as in the methods that take networks apart."""
+def network_parts(
+    arch: str,
+    input_shape: tuple[int, ...],
+    classes: int,
+    discriminator: Callable[[int], nn.Module] | None = None,
+    batch: int = 1,
+) -> dict[str, Part]:
+    """G and F of an architecture, and D where a method has one. DeepLab's pyramid belongs to G, as in the methods that
+    take networks apart. Of a map, D sees as many pixels a sample as it does in batches of `batch`."""
     net = with_light_head(build_network(arch, input_shape, classes, generator_seed=0)).eval()
     image = torch.rand(1, *input_shape)
     with torch.no_grad():
         features = net.features(image)
-    return {"G": _part(net.backbone, net.features, image), "F": _part(net.head, net.head, features)}
+    parts = {"G": _part(net.backbone, net.features, image), "F": _part(net.head, net.head, features)}
+    if discriminator:
+        judge, rows = discriminator(net.backbone.out_features), as_rows(features)[: max(1, ROWS // batch)]
+        parts["D"] = _part(judge, judge, rows)
+    return parts
 
 
 def compare(counted: SiteCost, formula: Formula, network: Mapping[str, Part], sites: int) -> tuple[Comparison, ...]:
@@ -188,7 +201,8 @@ def compare(counted: SiteCost, formula: Formula, network: Mapping[str, Part], si
 
 def _flops_of(network: Mapping[str, Part], sites: int) -> dict[str, float]:
     extractor, classifier = network["G"], network["F"]
-    return {
+    judge = {"D": network["D"].forward_flops} if "D" in network else {}
+    return judge | {
         "G": extractor.forward_flops,
         "F": classifier.forward_flops,
         "KF": sites * classifier.forward_flops,

@@ -12,8 +12,13 @@ trained part's inputs: ||dG|| or ||dF|| is what it would have cost. The paper ta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+
+from torch import nn
+
+from fedshift.methods.fada import domain_identifier
+from fedshift.methods.transfer import DannHyper, discriminator
 
 Terms = Mapping[str, float]
 """Symbol (G, F, KF, D, dG, dF, W) -> how often it is counted; KF is K times F."""
@@ -22,13 +27,15 @@ Terms = Mapping[str, float]
 @dataclass(frozen=True)
 class Formula:
     """Terms of a client's operations a training sample, and of the numbers that a site sends and gets in a round.
-    None: there is no closed formula. `mixture` names the message fields, up and down, that W stands for."""
+    None: there is no closed formula. `mixture` names the message fields, up and down, that W stands for;
+    `discriminator` builds D for so many features."""
 
     flops: Terms | None
     upload: Terms | None
     broadcast: Terms | None
     published: Terms | None = None
     mixture: tuple[str, str] = ("", "")
+    discriminator: Callable[[int], nn.Module] | None = None
     note: str = ""
 
 
@@ -95,8 +102,9 @@ FORMULAS: dict[str, Formula] = {
         flops={"G": 3, "F": 3, "D": 2, "dG": -1},
         upload=None,
         broadcast=None,
-        note="D, the domain identifier, is small and its value is left out of the formula. Sites are asked once a"
-        " batch, and here they have one: a round of n batches moves n times as much.",
+        discriminator=domain_identifier,
+        note="D is the domain identifier. Sites are asked once a batch, and here they have one: a round of n batches"
+        " moves n times as much.",
     ),
     "dualadapt": DUALADAPT,
     "fed-oracle": Formula(
@@ -114,8 +122,8 @@ FORMULAS: dict[str, Formula] = {
         upload=MODEL,
         broadcast=MODEL,
         published={"G": 4, "F": 2, "D": 4},
-        note="For a target and a source sample together. D, the discriminator, stays at its site; it is small and its"
-        " value is left out of the formula.",
+        discriminator=lambda features: discriminator(features, DannHyper.hidden),
+        note="For a target and a source sample together. D, the discriminator, stays at its site.",
     ),
     "fed-mcd": Formula(
         # Step A trains everything on the source sample; B the classifiers on both; C, four times, G on the target.
@@ -130,8 +138,7 @@ FORMULAS: dict[str, Formula] = {
 
 
 def evaluated(terms: Terms, symbols: Mapping[str, float]) -> float:
-    """The formula's value. A symbol without one counts as nothing, which a note has to say."""
-    return sum(times * symbols.get(symbol, 0.0) for symbol, times in terms.items())
+    return sum(times * symbols[symbol] for symbol, times in terms.items())
 
 
 def written(terms: Terms, bar: str) -> str:

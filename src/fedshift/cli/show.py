@@ -96,18 +96,19 @@ def _line(console: Console, colour: str, what: str, text: str) -> None:
 
 def show_privacy(method: str) -> None:
     """What leaves a site, straight from the types that the code itself obeys."""
-    implementation = find_method(method)
+    implementation, about = find_method(method), find_about(method)
     table = Table(title=f"What leaves a site under {method.lower()}", title_justify="left")
     for column in ("step", "field", "kind", "what it is", "to", "secure aggregation"):
         table.add_column(column)
     # Before the first round every site introduces itself, and every one with labels scores the model.
     for step in (introduce, *implementation.steps, score):
         for field, kind in kinds(step.release).items():
+            if field in about.unsent:
+                continue
             alone = "possible: only the sum is used" if field in step.release.summed else "no: used one by one"
             to = "coordinator, other sites" if field in step.release.passed_on else "coordinator"
             table.add_row(step.name, field, kind.name, kind.meaning, to, alone)
     Console().print(table)
-    about = find_about(method)
     if about.data != "federated":
         Console().print(f"[yellow]Beyond that, {about.name} needs {escape(about.needs)}.[/yellow]", highlight=False)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fedshift.data.domain import Dataset, DataSource
 from fedshift.data.folders import survey_folder
@@ -11,6 +11,9 @@ from fedshift.data.public import PUBLIC, how_to_get, survey_public
 from fedshift.data.raw import Progress
 from fedshift.data.survey import Survey, open_survey
 from fedshift.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from fedshift.data.builtin.generated import Recipe
 
 SMALLEST_IMAGE, LARGEST_IMAGE = 8, 1024
 
@@ -37,21 +40,19 @@ class DatasetInfo:
 def open_dataset(source: DataSource, progress: Progress | None = None) -> Dataset:
     """A data set, ready to load its domains. Nothing is decoded before a domain is loaded for the first time."""
     if source.name is not None and source.name in _builtin():
-        refused = {"data_dir": source.data_dir, "image_size": source.image_size, "label_column": source.label_column}
+        refused = {"data_dir": source.data_dir, "label_column": source.label_column}
         for key, value in refused.items():
             if value is not None:
                 raise InputError("config-value", f"{source.name} comes with fedshift and takes no {key}.")
-        return _builtin()[source.name]()
+        _check_size(source.image_size)
+        return _builtin()[source.name].dataset(source.image_size)
     return open_survey(survey(source), progress)
 
 
 def survey(source: DataSource) -> Survey:
     """What is in a public data set or a user's folder, without reading it."""
     size = source.image_size
-    if size is not None and not SMALLEST_IMAGE <= size <= LARGEST_IMAGE:
-        raise InputError(
-            "config-value", f"image_size is {size}; it must be {SMALLEST_IMAGE} to {LARGEST_IMAGE} pixels."
-        )
+    _check_size(size)
     if source.name is None:
         if source.data_dir is None:
             raise InputError("config-value", "No data: name a data set with --dataset or a folder with --data-dir.")
@@ -68,8 +69,8 @@ def survey(source: DataSource) -> Survey:
 def list_datasets() -> list[DatasetInfo]:
     """The data sets that come with fedshift, then the public ones."""
     listed = []
-    for name, make in _builtin().items():
-        dataset = make()
+    for name, recipe in _builtin().items():
+        dataset = recipe.dataset()
         listed.append(DatasetInfo(name, dataset.domains, dataset.classes, True, BUILTIN_ABOUT[name], "Apache-2.0", ""))
     for name, row in PUBLIC.items():
         listed.append(
@@ -80,7 +81,14 @@ def list_datasets() -> list[DatasetInfo]:
     return listed
 
 
-def _builtin() -> dict[str, Callable[[], Dataset]]:
+def _check_size(size: int | None) -> None:
+    if size is not None and not SMALLEST_IMAGE <= size <= LARGEST_IMAGE:
+        raise InputError(
+            "config-value", f"image_size is {size}; it must be {SMALLEST_IMAGE} to {LARGEST_IMAGE} pixels."
+        )
+
+
+def _builtin() -> dict[str, Recipe]:
     # Imported late: the built-in data sets draw on scikit-learn and matplotlib.
     from fedshift.data.builtin import BUILTIN
 

@@ -341,4 +341,5 @@ FED_ORACLE = About(
     "the clients' unlabelled data at the home: a bound, not to deploy",
     data="target-copies",
     hyper={"mixtures": False},
+    unsent=frozenset({"mixture"}),
 )

@@ -74,6 +74,11 @@ def domain_loss(source: Tensor, target: Tensor) -> Tensor:
     return (F.softplus(-source).mean() + F.softplus(target).mean()) / 2
 
 
+def discriminator(features: int, hidden: int) -> nn.Module:
+    """D: features `(n, features)` to the logit `(n, 1)` of their being the source's."""
+    return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+
 @step
 def train_dan(site: WithSource, model: Weights, rng: Rng) -> Trained:
     """Cross-entropy on the source copy, and MMD between its features and the client's."""
@@ -142,7 +147,7 @@ def _rows(features: Tensor, generator: torch.Generator) -> Tensor:
 def _own_discriminator(site: WithSource, features: int, hyper: DannHyper, rng: Rng) -> nn.Module:
     """The client's discriminator as it was after its last round, or a new one: `(n, features)` to `(n, 1)`."""
     with seeded_init(rng.child(DISCRIMINATOR).seed()):
-        judge = nn.Sequential(nn.Linear(features, hyper.hidden), nn.ReLU(), nn.Linear(hyper.hidden, 1))
+        judge = discriminator(features, hyper.hidden)
     judge.load_state_dict(site.store.load(DISCRIMINATOR) or judge.state_dict())
     return judge.to(site.device)
 

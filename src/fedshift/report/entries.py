@@ -53,6 +53,10 @@ class Entry:
         return BOUND_WORDS.get(self.bound, self.bound)
 
     @property
+    def moved(self) -> str:
+        return self.records[0].moved
+
+    @property
     def unfinished(self) -> str:
         """`round 3 of 20` for a row with a run that is still going."""
         open_runs = [record for record in self.records if record.results is None]

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from fedshift.errors import InputError
 from fedshift.methods import find_about
+from fedshift.methods.base import About
 from fedshift.runs.directory import RunDirectory, read_metrics
 from fedshift.runs.execute import Scores, chosen_round
 
@@ -149,13 +150,21 @@ class Record:
         return next((name for name in scored if name in HEADLINES), "accuracy")
 
     @property
+    def about(self) -> About | None:
+        try:
+            return find_about(self.method)
+        except InputError:  # A run of a method that this installation does not have.
+            return None
+
+    @property
     def bound(self) -> str:
         """Empty for what can be deployed; otherwise what the method sees that a federation may not."""
-        try:
-            about = find_about(self.method)
-        except InputError:  # A run of a method that this installation does not have.
-            return ""
-        return about.data if about.is_bound else ""
+        return self.about.data if self.about and self.about.is_bound else ""
+
+    @property
+    def moved(self) -> str:
+        """What data is where it was not, for a method that moves data and is no bound; else empty."""
+        return self.about.needs if self.about and self.about.data == "source-copies" else ""
 
     def series(self, phase: str, name: str | None = None) -> dict[str, Points]:
         """Site -> (round, value) of one metric; without a name, of the run's score."""

@@ -166,7 +166,7 @@ def _number(text: str) -> str | float:
 
 
 def _check_hyper(method: str, hyper: Any) -> dict[str, Any]:
-    """The method's complete hyper-parameters: given values over the variant's over the paper's."""
+    """The method's complete hyper-parameters: given values over the paper's. What makes a variant stays as it is."""
     kind = find_method(method).hyper_type
     known = {field.name for field in dataclasses.fields(kind)}
     if not isinstance(hyper, Mapping):
@@ -178,8 +178,12 @@ def _check_hyper(method: str, hyper: Any) -> dict[str, Any]:
             raise InputError(
                 "config-key", f"unknown key {method}.{key}. {nearest(key, [k.rstrip('_') for k in known])}"
             )
+    fixed = find_about(method).hyper
+    for key in fixed:
+        if named.get(key, fixed[key]) != fixed[key]:
+            raise InputError("config-value", f"{method}.{key} is always {fixed[key]}: it is what makes {method}")
     try:
-        complete = kind(**{**find_about(method).hyper, **named})
+        complete = kind(**{**named, **fixed})
         checked = codec.restore(kind, codec.plain(complete), method)
     except FedshiftError as error:
         raise InputError("config-value", error.message) from error

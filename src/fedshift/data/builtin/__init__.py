@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fedshift.data.builtin import digits, rotated, streets
-from fedshift.data.domain import Dataset
+from fedshift.data.builtin.generated import Recipe
 
-BUILTIN: dict[str, Callable[[], Dataset]] = {
-    recipe.name: recipe.dataset for recipe in (digits.RECIPE, rotated.RECIPE, streets.RECIPE)
-}
+BUILTIN: dict[str, Recipe] = {recipe.name: recipe for recipe in (digits.RECIPE, rotated.RECIPE, streets.RECIPE)}
