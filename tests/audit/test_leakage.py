@@ -93,6 +93,8 @@ def test_the_same_seed_rebuilds_the_same_images(soft_data: Path) -> None:
 def test_what_cannot_be_attacked_is_said(soft_data: Path) -> None:
     with pytest.raises(InputError, match=r"no domain 'easst'\. Did you mean 'east'"):
         leakage("easst", data_dir=soft_data)
+    with pytest.raises(InputError, match="must be 1 or more"):
+        leakage("east", trials=0, data_dir=soft_data)
     with pytest.raises(InputError, match="takes 100 in each of 2 trials"):
         leakage("east", messages=[Message(100, 10)], trials=2, data_dir=soft_data)
 

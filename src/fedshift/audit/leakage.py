@@ -156,7 +156,10 @@ def leakage(
     """Attacks messages of the domain `site`, by default the first. `data` are configuration keys: `dataset` or
     `data_dir`, `arch`, `image_size`, `lr` and the like. `noise` is added to the weights that leave, as `policy.noise`
     would."""
-    chosen, (prepared, site) = search or Search(), _prepared(site, seed, data)
+    chosen = search or Search()
+    if min(trials, chosen.steps, chosen.starts) < 1:
+        raise InputError("config-value", "trials, steps and starts of the leakage study must be 1 or more")
+    prepared, site = _prepared(site, seed, data)
     images = _images_of(prepared, site, max(m.images for m in messages), trials)
     model, attacked = weights_of(base_network(prepared)[0]), []
     for message in messages:
