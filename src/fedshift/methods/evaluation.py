@@ -40,8 +40,9 @@ def score(site: Evaluated, model: Weights, split: str) -> Scored:
     classes = len(site.plan.model.classes)
     total = torch.zeros(classes, classes, dtype=torch.int64)
     with torch.inference_mode():
-        for batch in site.split(cast(SplitName, split)).in_order(_BATCH):
-            total += confusion_matrix(net(batch.x).argmax(1), batch.y, classes).cpu()
+        for part in site.split(cast(SplitName, split)):
+            for batch in part.in_order(_BATCH):
+                total += confusion_matrix(net(batch.x).argmax(1), batch.y, classes).cpu()
     return Scored(confusion=total)
 
 
