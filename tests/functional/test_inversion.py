@@ -70,7 +70,7 @@ def test_an_update_divided_by_the_total_is_the_mean_gradient(steps: int, momentu
     for _ in range(steps):
         weight.grad = torch.tensor([-2.0])
         optimizer.step()
-    assert float(weight) / 0.1 / momentum_total(steps, momentum) == pytest.approx(2.0)
+    assert float(weight.detach()) / 0.1 / momentum_total(steps, momentum) == pytest.approx(2.0)
 
 
 def net() -> nn.Module:

@@ -112,3 +112,15 @@ def test_what_is_scored_does_not_change_what_is_trained(unsplit: Path, tmp_path:
     (whole, _), (split, _) = fit(unsplit), fit(root)
     assert (scored(whole), scored(split)) == (45, 21)
     assert whole["model_sha256"] == split["model_sha256"]
+
+
+def test_a_held_out_domain_with_a_single_picture_a_class_is_scored_too(unsplit: Path, tmp_path: Path) -> None:
+    """Its test split, chosen by name, is empty."""
+    root = tmp_path / "few"
+    shutil.copytree(unsplit, root)
+    for folder in (root / "dim").iterdir():
+        for path in sorted(folder.glob("*.png"))[1:]:
+            path.unlink()
+    results, said = fit(root)
+    assert scored(results) == 3
+    assert "dim is scored on all its 3 labelled samples (its data has no test split of its own)" in said

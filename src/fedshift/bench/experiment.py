@@ -97,7 +97,9 @@ def places_of(experiment: Experiment, order: Order) -> list[Place]:
             return [named_place(experiment.mini, None)]
         return [given_place(experiment.mini, order.data_dir, [recipe.dataset for recipe in experiment.paper])]
     except InputError as error:
-        raise InputError(error.code, f"suite {experiment.name}, scale {order.scale}: {error.message}") from error
+        several = [recipe.dataset for recipe in experiment.paper] if order.scale == "paper" else []
+        more = f" This suite has several data sets: --data-dir holds {_folders(several)}." if len(several) > 1 else ""
+        raise InputError(error.code, f"suite {experiment.name}, scale {order.scale}: {error.message}{more}") from error
 
 
 def jobs_of(experiment: Experiment, place: Place, order: Order) -> list[Job]:
@@ -184,14 +186,14 @@ def _needs(experiment: Experiment) -> dict[Scale, str]:
         weights = f" and ImageNet weights of {recipe.settings['arch']}" if recipe.settings.get("weights") else ""
         words.append(f"{recipe.dataset}{weights}")
     return {
-        "mini": f"nothing: built-in {experiment.mini.dataset}; or --data-dir with your own folders",
+        "mini": f"nothing (built-in {experiment.mini.dataset}), or your own folders with --data-dir",
         "paper": f"{', '.join(words)}; --data-dir with {_folders([recipe.dataset for recipe in experiment.paper])}",
     }
 
 
 def _folders(names: Sequence[str]) -> str:
     assert all(name in PUBLIC for name in names), names
-    return "its folder" if len(names) == 1 else f"the folders {' and '.join(names)} in it"
+    return "its folder" if len(names) == 1 else f"a folder for each in it: {', '.join(names)}"
 
 
 def _cost(experiment: Experiment) -> dict[Scale, str]:
@@ -202,7 +204,7 @@ def _cost(experiment: Experiment) -> dict[Scale, str]:
     )
     nets = ", ".join(dict.fromkeys(str(recipe.settings["arch"]) for recipe in experiment.paper))
     return {
-        "mini": f"{in_words(seconds_of(jobs) / 2)} on 2 cores",
+        "mini": f"{in_words(seconds_of(jobs) / (1 if experiment.alone else 2))} on 2 cores",
         "paper": f"{runs} trainings of {nets}: for GPUs",
     }
 

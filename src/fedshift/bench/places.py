@@ -62,7 +62,9 @@ def given_place(mini: Recipe, data_dir: Path, names: Sequence[str]) -> Place:
     if task == "segmentation":
         data["image_size"] = STREET
     domains = _names(found)
-    recipe = replace(recipe, domains=domains)
+    # Built-in data may be scaled down; what somebody gave keeps its size, unless it is for another network.
+    size = recipe.settings.get("image_size") if is_photo else None
+    recipe = replace(recipe.but(image_size=size), domains=domains)
     title = name or data_dir.resolve().name
     note = f"Measured on {title} with a schedule cut to minutes: compare rows with each other, not with the paper."
     return Place(title, recipe, {k: v for k, v in data.items() if v is not None}, recipe.scene(), (note,))

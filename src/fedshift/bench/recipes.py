@@ -178,28 +178,39 @@ ADAPT_DIGITS = Recipe(
 ROTATED = Recipe(
     "rotated-digits",
     {
-        **_SHORT,
         "arch": "digits-csac",
-        "train_per_site": 200,
+        "image_size": 16,  # The handwriting has 8 x 8 pixels.
+        "rounds": 8,
+        "local_epochs": 4.0,
         "batch_size": 64,
-        "momentum": 0.5,
+        "lr": 0.05,
+        "momentum": 0.9,
         "weight_decay": 0.0,
-        "schedule": "constant",
-        "local_epochs": 3.0,
-        "evaluate_every": 5,
+        "schedule": "cosine",
+        "precision": "bfloat16",
+        "evaluate_every": 2,
     },
-    {"csac": {"rounds": 8, "csac": {"acquisition_epochs": 6.0, "calibration_epochs": 3.0}}},
+    {"csac": {"rounds": 7, "csac": {"acquisition_epochs": 4.0, "calibration_epochs": 4.0}}},
     (0,),
     _ANGLES,
 )
 ONE_TO_MANY = Recipe(
     "digits",
-    {**_SHORT, "setting": "multi-adapt", "arch": "digits-dualadapt", "train_per_site": 700, "client_fraction": 0.1},
+    {
+        **_SHORT,
+        "setting": "multi-adapt",
+        "arch": "digits-dualadapt",
+        "train_per_site": 400,
+        "client_fraction": 0.1,
+        "rounds": 8,
+    },
     {
         # As many passes over the home's data as the others make with their pre-training.
-        "source-only": {"rounds": 20},
-        "dualadapt": {"dualadapt": {"pretrain_epochs": 10.0}},
-        "fed-oracle": {"fed-oracle": {"pretrain_epochs": 10.0}},
+        "source-only": {"rounds": 16},
+        "dualadapt": {"dualadapt": {"pretrain_epochs": 8.0}},
+        "fed-oracle": {"fed-oracle": {"pretrain_epochs": 8.0}},
+        "fed-mcd": {"fed-mcd": {"repeats": 2}},
+        "cent-mcd": {"cent-mcd": {"repeats": 2}},
     },
     (0, 1, 2),
     _DIGITS,
@@ -207,8 +218,12 @@ ONE_TO_MANY = Recipe(
 )
 STREETS = Recipe(
     "streets",
-    {"setting": "multi-adapt", "arch": "segnet-small", "rounds": 8, "batch_size": 8, "lr": 0.05, "evaluate_every": 4},
-    {"source-only": {"rounds": 13}, **{name: {name: {"pretrain_epochs": 5.0}} for name in ("dualadapt", "fed-oracle")}},
+    {"setting": "multi-adapt", "arch": "segnet-small", "rounds": 5, "batch_size": 8, "lr": 0.05, "evaluate_every": 5},
+    {
+        "source-only": {"rounds": 9},
+        **{name: {name: {"pretrain_epochs": 4.0}} for name in ("dualadapt", "fed-oracle")},
+        **{name: {name: {"repeats": 2}} for name in ("fed-mcd", "cent-mcd")},
+    },
     (0,),
     _CITIES,
 )

@@ -17,6 +17,10 @@ Curve = dict[str, list[float | None]]
 """By site, one value a scored round."""
 
 
+NOTED = ("target", "train")
+"""Phases of a run's metrics in which methods, and the target that they adapt to, note numbers of their own."""
+
+
 @dataclass(frozen=True)
 class Record:
     """`scores` are per target and rule (last, source_val, oracle); `val` and `test` every scored round, so that other
@@ -66,8 +70,8 @@ def read_run(folder: Path, job: str, row: str, column: str) -> Record:
         val=_curves(rows, "val", rounds),
         test=_curves(rows, "test", rounds),
         notes={
-            name: _curves([r for r in rows if r["name"] == name], "train", rounds)
-            for name in sorted({row["name"] for row in rows if row["phase"] == "train"})
+            name: _curves([r for r in rows if r["name"] == name], phase, rounds)
+            for phase, name in sorted({(row["phase"], row["name"]) for row in rows if row["phase"] in NOTED})
         },
         settings=_settings(directory.config),
         bytes=results["bytes"],

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from fedshift.cli.audit import audit_app
 from fedshift.errors import SITE_FAILED, STOPPED, InputError
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 weights_app = typer.Typer(help="Weights files.", no_args_is_help=True)
 app.add_typer(weights_app, name="weights")
+app.add_typer(audit_app, name="audit")
 
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")]
 

@@ -154,8 +154,8 @@ def _suites() -> list[dict[str, Any]]:
             "name": suite.name,
             "paper": suite.paper,
             "question": suite.question,
-            "needs": dict(suite.needs),
-            "cost": dict(suite.cost),
+            "needs": "; ".join(f"{scale}: {words}" for scale, words in suite.needs.items()),
+            "cost": "; ".join(f"{scale}: {words}" for scale, words in suite.cost.items()),
         }
         for suite in SUITES.values()
     ]
@@ -164,6 +164,4 @@ def _suites() -> list[dict[str, Any]]:
 def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, Mapping):
-        return "\n".join(f"{key}: {inner}" for key, inner in value.items())
     return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)

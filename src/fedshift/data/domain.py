@@ -48,7 +48,7 @@ class Domain:
     """One place that data comes from: a hospital, a camera, a drawing style. What was unreadable is left out of
     its splits and named in `skipped`; what is all but black, because its 16 bits hold values of 12 or fewer, is kept
     and named in `dark`. `test_given` says whether its test split came with the data; else the samples
-    were drawn from all it has."""
+    were drawn from all it has. `rest` are splits that are scored together with test."""
 
     name: str
     train: Split
@@ -57,6 +57,7 @@ class Domain:
     skipped: tuple[Skipped, ...] = ()
     test_given: bool = True
     dark: tuple[str, ...] = ()
+    rest: tuple[Split, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -144,24 +144,28 @@ class WithTargets(Labelled):
 
 
 class Evaluated(Site):
-    """A site for scoring: the labels of its val and test splits, nothing of train."""
+    """A site for scoring: the labels of its val and test splits, nothing that is trained on."""
 
-    def split(self, name: Literal["val", "test"]) -> LabelledData:
-        return self._labelled(getattr(self._domain, name), name)
+    def split(self, name: Literal["val", "test"]) -> Iterator[LabelledData]:
+        """A split in its parts: they may be too large to be put together in memory."""
+        domain = self._domain
+        for part in (domain.test, *domain.rest) if name == "test" else (domain.val,):
+            yield self._labelled(part, name)
 
     def describe(self) -> dict[str, object]:
         """What the site has, in sizes and names."""
-        splits = {"train": self._domain.train, "val": self._domain.val, "test": self._domain.test}
-        labels = [split.labels for split in splits.values() if split.labels is not None and len(split)]
-        shape = self._domain.train.inputs.shape[1:]
+        domain = self._domain
+        splits = {"train": [domain.train], "val": [domain.val], "test": [domain.test, *domain.rest]}
+        labels = [part.labels for parts in splits.values() for part in parts if part.labels is not None]
+        shape = domain.train.inputs.shape[1:]
         return {
             "version": __version__,
             "classes": list(self._classes),
             "input_shape": [shape[2], shape[0], shape[1]] if len(shape) == 3 else list(shape),
-            "sizes": {name: len(split) for name, split in splits.items()},
-            "labelled": [name for name, split in splits.items() if split.labels is not None and len(split)],
-            "skipped": len(self._domain.skipped),
-            "dark": len(self._domain.dark),
+            "sizes": {name: sum(map(len, parts)) for name, parts in splits.items()},
+            "labelled": [name for name, parts in splits.items() if any(len(p) for p in parts if p.labels is not None)],
+            "skipped": len(domain.skipped),
+            "dark": len(domain.dark),
             "highest_label": max((int(np.max(part, initial=0, where=part != VOID)) for part in labels), default=-1),
         }
 
@@ -200,6 +204,7 @@ class SiteHost:
             test,
             skipped=tuple(skipped for part in parts for skipped in part.skipped),
             dark=tuple(name for part in parts for name in part.dark),
+            rest=tuple(split for part in parts for split in part.rest),
         )
 
     @cached_property
@@ -230,9 +235,11 @@ class SiteHost:
         """
         if self.spec.role != "held-out" or self.plan.setting != "generalize" or part.test_given:
             return part
-        labelled = [split for split in (part.train, part.val, part.test) if split.labels is not None]
+        labelled = [split for split in (part.test, part.train, part.val) if split.labels is not None]
+        if not labelled:
+            return part
         nothing = part.train.take(np.arange(0))
-        return replace(part, train=nothing, val=nothing, test=_concatenate(labelled)) if labelled else part
+        return replace(part, train=nothing, val=nothing, test=labelled[0], rest=tuple(labelled[1:]))
 
     def _as_attacked(self, part: Domain) -> Domain:
         for attack in self.spec.attacks:

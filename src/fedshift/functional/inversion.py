@@ -2,8 +2,8 @@
 
 L. Zhu, Z. Liu, S. Han: Deep Leakage from Gradients. NeurIPS 2019: look for inputs whose gradient is the one that was
 seen. The distance and the search are those of J. Geiping, H. Bauermeister, H. Dröge, M. Moeller: Inverting Gradients -
-How easy is it to break privacy in federated learning? NeurIPS 2020. They also break nets of ReLUs and max pooling, whose
-second derivatives the first paper's L-BFGS needs to be smooth.
+How easy is it to break privacy in federated learning? NeurIPS 2020. They break nets of ReLUs and max pooling too, where
+the first paper's second-order search wants a smooth net.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ _TINY = 1e-12
 @dataclass(frozen=True)
 class Search:
     """`steps` of Adam on the signs of the slope, at `rate`, a tenth of it from 3/8, 5/8 and 7/8 of the way on;
-    `smoothness` weighs total variation against the distance of gradients."""
+    `smoothness` weighs total variation against the distance of gradients. Of several `starts` the best end counts."""
 
     steps: int = 400
     rate: float = 0.1
     smoothness: float = 0.01
+    starts: int = 1
 
 
 def cosine_distance(found: Sequence[Tensor], seen: Sequence[Tensor]) -> Tensor:
@@ -70,24 +71,36 @@ def invert(
     search: Search,
     generator: torch.Generator,
 ) -> Tensor:
-    """Images of `shape` in [0, 1] whose gradient points where `seen` does: those with the lowest distance that the
+    """Images of `shape` in [0, 1] whose gradient points where `seen` does: those with the lowest objective that the
     search met. `gradient_of` must be differentiable in its argument."""
+
+    def objective(images: Tensor) -> Tensor:
+        return cosine_distance(gradient_of(images), seen) + search.smoothness * total_variation(images)
+
+    ends = [_descend(objective, shape, search, generator) for _ in range(search.starts)]
+    return min(ends, key=lambda end: end[0])[1]
+
+
+def _descend(
+    objective: Callable[[Tensor], Tensor], shape: tuple[int, ...], search: Search, generator: torch.Generator
+) -> tuple[float, Tensor]:
+    """The lowest value met on the way from random grey, and the images it was met at."""
     images = torch.rand(shape, generator=generator).mul_(0.2).add_(0.4).requires_grad_()
     optimizer = torch.optim.Adam([images], lr=search.rate)
     turns = [math.ceil(search.steps * part / 8) for part in (3, 5, 7)]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, turns, gamma=0.1)
-    best, lowest = images.detach().clone(), math.inf
+    lowest, best = math.inf, images.detach().clone()
     for _ in range(search.steps):
-        objective = cosine_distance(gradient_of(images), seen) + search.smoothness * total_variation(images)
-        if float(objective.detach()) < lowest:
-            best, lowest = images.detach().clone(), float(objective.detach())
-        (slope,) = torch.autograd.grad(objective, [images])
+        value = objective(images)
+        if float(value.detach()) < lowest:
+            lowest, best = float(value.detach()), images.detach().clone()
+        (slope,) = torch.autograd.grad(value, [images])
         images.grad = slope.sign()
         optimizer.step()
         schedule.step()
         with torch.no_grad():
             images.clamp_(0, 1)
-    return best
+    return lowest, best
 
 
 def psnr(found: Tensor, original: Tensor) -> Tensor:

@@ -88,14 +88,21 @@ DOWNLOADS: dict[str, Download] = {
 
 
 def imagenet_weights(arch: str) -> Path:
-    """A safetensors file with ImageNet weights for `arch`, converted once into the cache."""
+    """A safetensors file with ImageNet weights for `arch`: from a package, converted once into the cache, or what the
+    user has put there."""
     if arch not in PACKAGED:
+        if arch in DOWNLOADS and (fetched := _in_cache(arch, DOWNLOADS[arch].sha256)).is_file():
+            return fetched
         raise InputError("weights-missing", _how_to_get(arch))
     source = PACKAGED[arch]
-    converted = cache_root() / "weights" / f"{source.net}-imagenet-{source.sha256[:8]}.safetensors"
+    converted = _in_cache(source.net, source.sha256)
     if not converted.is_file():
         convert_checkpoint(_packaged_file(source), source.sha256, converted, source.rename)
     return converted
+
+
+def _in_cache(net: str, sha256: str) -> Path:
+    return cache_root() / "weights" / f"{net}-imagenet-{sha256[:8]}.safetensors"
 
 
 def _packaged_file(source: Packaged) -> Path:
@@ -120,5 +127,6 @@ def _how_to_get(arch: str) -> str:
     name = download.url.rpartition("/")[2]
     return (
         f"The ImageNet weights for {arch!r} do not come with a package: download {download.url}, run "
-        f"`fedshift weights convert {name} --sha256 {download.sha256}`, and pass the converted file as --weights."
+        f"`fedshift weights convert {name} --sha256 {download.sha256} --out {_in_cache(arch, download.sha256)}`: "
+        "`imagenet` then finds them. Or pass a converted file as --weights."
     )

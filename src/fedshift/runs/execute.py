@@ -18,9 +18,10 @@ from fedshift.errors import InputError
 from fedshift.federation import codec
 from fedshift.federation.federation import Federation, Traffic
 from fedshift.federation.handshake import Described, agree
+from fedshift.federation.kinds import Weights
 from fedshift.methods import find_method
-from fedshift.methods.base import Method
-from fedshift.methods.evaluation import headline, score_models
+from fedshift.methods.base import SHARED, Method
+from fedshift.methods.evaluation import certainty, headline, score_models
 from fedshift.runs.card import model_card
 from fedshift.runs.config import RunConfig
 from fedshift.runs.directory import RunDirectory
@@ -181,6 +182,18 @@ class _Execution:
             {"phase": phase, "site": site, "name": name, "value": round_to(value)}
             for phase, values in (("val", scores.val), ("test", scores.test))
             for site, value in values.items()
+        ] + self._certainty(models)
+
+    def _certainty(self, models: Mapping[str, Weights]) -> list[dict[str, Any]]:
+        """How sure the shared model is of the target's unlabelled data, where the coordinator has them: rounds may be
+        chosen by it."""
+        if self.plan.setting != "adapt" or self.roles.home is None or SHARED not in models:
+            return []
+        found = self.fed.at_home(certainty, model=models[SHARED])
+        values = {"target_entropy": found.entropy, "target_information": found.information}
+        return [
+            {"phase": "target", "site": self.roles.home.name, "name": name, "value": round_to(value)}
+            for name, value in values.items()
         ]
 
     def _finish(self, memory: Memory, described: Mapping[str, Described]) -> dict[str, Any]:

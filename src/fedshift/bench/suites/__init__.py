@@ -11,7 +11,9 @@ from fedshift.bench.costs import table4
 from fedshift.bench.experiment import Experiment, as_suite
 from fedshift.bench.jobs import Row
 from fedshift.bench.layouts import each_target
+from fedshift.bench.leaks import fig5
 from fedshift.bench.local_models import run_local_models
+from fedshift.bench.populations import fig4
 from fedshift.bench.rules import SELECTION
 from fedshift.bench.suite import Suite
 from fedshift.bench.suites import copa, csac, dualadapt, kd3a
@@ -38,6 +40,22 @@ FUNCTIONS = (
         needs={"mini": "nothing: counted on made-up pictures", "paper": "nothing: counted on made-up pictures"},
         cost={"mini": "about a minute", "paper": "some minutes on 2 cores"},
         run=table4,
+    ),
+    Suite(
+        name="csac/fig4",
+        paper=f"{csac.PAPER}, Figure 4",
+        question="Do parameters know their domain?",
+        needs={"mini": "nothing: built-in digits", "paper": "Digits-DG, VLCS and ImageNet weights of resnet18"},
+        cost={"mini": "about 5 minutes on 2 cores", "paper": "400 trainings of resnet18, days on a GPU"},
+        run=fig4,
+    ),
+    Suite(
+        name="kd3a/fig5",
+        paper=f"{kd3a.PAPER}, Figure 5",
+        question="Which images can be rebuilt from what a site sends after a batch, and after an epoch?",
+        needs={"mini": "nothing: built-in digits", "paper": "DomainNet"},
+        cost={"mini": "about 10 minutes on 2 cores", "paper": "days on a CPU: double gradients of resnet101"},
+        run=fig5,
     ),
     SELECTION,
 )

@@ -1,0 +1,41 @@
+"""What suites share that are functions of their own: progress, and settings of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from fedshift.bench.runner import Tell
+from fedshift.errors import FedshiftError, InputError, nearest
+from fedshift.federation import codec
+from fedshift.methods import METHODS
+
+Options = TypeVar("Options")
+
+
+def timed(tell: Tell) -> Callable[[str, int, int], None]:
+    """`tell` with the seconds left, from what has been done so far."""
+    started = time.monotonic()
+
+    def telling(what: str, done: int, total: int) -> None:
+        tell(what, done, total, (time.monotonic() - started) / done * (total - done))
+
+    return telling
+
+
+def options_of(section: str, defaults: Options, values: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
+    """`defaults` with what stands under `section` in `values`, and the configuration keys that are left once the
+    sections of methods are taken out."""
+    kept = {key: value for key, value in values.items() if key != section and key not in METHODS}
+    kind: Any = type(defaults)
+    known = [field.name for field in dataclasses.fields(kind)]
+    given = values.get(section) or {}
+    for key in given:
+        if key not in known:
+            raise InputError("config-key", f"unknown key {section}.{key}. {nearest(key, known)}")
+    try:
+        return codec.restore(kind, {**codec.plain(defaults), **given}, section), kept
+    except FedshiftError as error:
+        raise InputError("config-value", error.message) from error

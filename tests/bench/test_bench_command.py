@@ -1,0 +1,129 @@
+"""`fedshift bench` and `list suites`: what they say to bad input, failures, half-written records and second runners."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from here import Here
+from PIL import Image
+from typer.testing import CliRunner
+
+import fedshift
+from fedshift.bench.jobs import Column, Row, grid
+from fedshift.bench.records import read
+from fedshift.bench.runner import Processes, run_jobs, silent
+from fedshift.cli.app import app
+from fedshift.errors import SITE_FAILED, InputError
+
+SHORT = ["--set", "rounds=1", "--set", "batch_size=8", "--set", "train_per_site=16"]
+
+
+@pytest.fixture
+def launcher(monkeypatch: pytest.MonkeyPatch) -> Here:
+    """Instead of processes; and nothing is counted, which takes longer than these trainings."""
+    here = Here()
+    monkeypatch.setattr("fedshift.runs.execute.flops_per_sample", lambda config, dataset: 1.0)
+    monkeypatch.setattr(Processes, "train", lambda self, *arguments: here.train(*arguments))
+    return here
+
+
+def play(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_suites_are_listed_for_programs() -> None:
+    listed = json.loads(play("list", "suites", "--json").stdout)
+    assert {"name", "paper", "needs", "cost", "question"} <= set(listed[0])
+    assert all(row["needs"] and row["cost"] for row in listed)
+
+
+@pytest.mark.parametrize(
+    ("suite", "arguments", "words"),
+    [
+        ("copa/table1", {"scale": "paper"}, ["Get pacs from https://", "--data-dir", "Domains: art_painting"]),
+        ("csac/table4", {"scale": "paper"}, ["Get pacs from", "a folder for each in it: pacs, vlcs"]),
+        ("copa/table1", {"data_dir": "nowhere"}, ["there is no folder nowhere"]),
+        ("copa/tabel1", {}, ["Did you mean 'copa/table1'?"]),
+        ("copa/table1", {"methods": ["kopa"]}, ["has no 'kopa'", "'copa'"]),
+        ("copa/table1", {"jobs": 0}, ["1 is least"]),
+        ("copa/table1", {"records": ["x.jsonl"]}, ["records are for the suite 'selection'"]),
+        ("selection", {"records": ["x.jsonl"]}, ["there is no record file x.jsonl"]),
+    ],
+)
+def test_bad_input_says_what_to_do(suite: str, arguments: dict[str, object], words: list[str], tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        fedshift.benchmark(suite, out=tmp_path, **arguments)  # type: ignore[arg-type]
+    assert all(word in caught.value.message for word in words), caught.value.message
+
+
+def test_missing_domains_and_other_tasks_are_named(tiny_data: Path, tmp_path: Path) -> None:
+    for domain in ("cartoon", "photo"):
+        for name in ("dog", "house"):
+            (tmp_path / "pacs" / domain / name).mkdir(parents=True)
+            Image.new("RGB", (16, 16)).save(tmp_path / "pacs" / domain / name / "1.png")
+    with pytest.raises(InputError, match="lacks art_painting, sketch of pacs"):
+        fedshift.benchmark("copa/table1", scale="paper", data_dir=tmp_path, out=tmp_path / "out")
+    with pytest.raises(InputError, match=r"about segmentation.*holds data for classification"):
+        fedshift.benchmark("dualadapt/table3", data_dir=tiny_data, out=tmp_path / "out")
+
+
+def test_failures_are_listed_and_the_rest_is_there(launcher: Here, tiny_data: Path, tmp_path: Path) -> None:
+    """One of four columns drops a source that it does not have."""
+    asked = ["bench", "kd3a/table6", "--data-dir", tiny_data, "--seeds", "0", "--out", tmp_path, "--jobs", "1", *SHORT]
+    asked += ["--set", "kd3a.drop=[dim]", "--methods", "KD3A w/o augmentation"]
+    done = play(*asked)
+    assert done.exit_code == SITE_FAILED
+    assert "1 trainings failed" in done.stdout and "'dim' is no source" in done.stdout
+    assert "4/4" in done.stderr
+    told = json.loads((tmp_path / "table.json").read_text())
+    assert [failure["column"] for failure in told["failures"]] == ["dim"]
+    cells = told["tables"][0]["rows"][0]["cells"]
+    assert cells["amber"]["mean"] is not None and "dim" not in cells
+
+    (tmp_path / "records.jsonl").open("a").write('{"job": "cut')
+    trained = len(launcher.trained)
+    again = play(*asked)
+    assert "1 half-written lines" in again.stdout
+    assert len(launcher.trained) == trained + 1, "what had failed is tried again, the rest is there"
+
+
+def test_two_runners_on_one_folder_train_everything_once(tiny_data: Path, tmp_path: Path) -> None:
+    common = {"data_dir": str(tiny_data), "rounds": 1, "batch_size": 8, "arch": "digits-copa", "workers": 0}
+    columns = [Column(target, {"target": target}) for target in ("amber", "blue", "coral")]
+    jobs = list(grid([Row("FedAvg", "fedavg")], columns, [0], common, {}))
+    here = Here()
+    with ThreadPoolExecutor(2) as both:
+        first, second = both.map(lambda _: run_jobs(jobs, tmp_path, 2, silent, here), range(2))
+    assert sorted(here.trained) == sorted(job.digest for job in jobs)
+    assert first.records == second.records and first.failures == second.failures == []
+    records, broken = read([tmp_path / "records.jsonl"])
+    assert broken == 0 and {record.job for record in records} == {job.digest for job in jobs}
+
+
+def test_a_folder_that_another_process_trains_in_is_waited_for(tiny_data: Path, tmp_path: Path) -> None:
+    """The second runner is a process: locks have to hold between those too."""
+    common = {"data_dir": str(tiny_data), "rounds": 1, "batch_size": 8, "arch": "digits-copa", "workers": 0}
+    (job,) = grid([Row("FedAvg", "fedavg")], [Column("dim", {"target": "dim"})], [0], common, {})
+    (tmp_path / "jobs").mkdir()
+    holds = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True);"
+    lock = tmp_path / "jobs" / f"{job.digest}.lock"
+    other = subprocess.Popen(
+        [sys.executable, "-c", holds + " sys.stdin.read()", str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert other.stdout is not None and other.stdin is not None
+    assert other.stdout.readline() == b"held\n"
+    here = Here()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(run_jobs, [job], tmp_path, 1, silent, here)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.5)
+        assert here.trained == []
+        other.stdin.close()
+        assert len(waiting.result(timeout=200).records) == 1
+    other.wait()
