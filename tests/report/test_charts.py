@@ -112,7 +112,7 @@ def test_more_sites_than_colours_become_faint_with_their_median() -> None:
     chart = line_chart("t", lines, PLAIN)
     assert chart is not None and [end.label for end in chart.ends] == ["median of 9"]
     few = site_lines({"a": [(1, 1.0)], "": [(1, 2.0)]}, {"a": "c3"})
-    assert [(line.label, line.style) for line in few] == [("a", "c3"), ("all sites", "c0")]
+    assert [(line.label, line.style) for line in few] == [("a", "c3"), ("", "c0")]
 
 
 def test_the_middle_uses_the_lines_that_have_a_value() -> None:

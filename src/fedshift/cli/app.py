@@ -228,11 +228,18 @@ def predict(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.", metavar="RUN...")],
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
+    features: Annotated[
+        bool | None,
+        typer.Option(
+            "--features/--no-features",
+            help="Maps of features and samples with predictions, from the run's data. Default: for fewer than 8 runs.",
+        ),
+    ] = None,
 ) -> None:
     """Write one self-contained HTML page about one or several runs."""
     from fedshift.report import write_report
 
-    write_report(runs, out)
+    write_report(runs, out, features=features)
     typer.echo(f"wrote {out}")
 
 
