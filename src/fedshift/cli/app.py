@@ -244,6 +244,25 @@ def report(
 
 
 @app.command()
+def ui(
+    folder: Annotated[
+        Path, typer.Argument(help="A folder with run directories somewhere in it.", metavar="DIR")
+    ] = Path("runs"),
+    port: Annotated[int | None, typer.Option(help="Default: 8642, or a free one where that is in use.")] = None,
+) -> None:
+    """Show runs while they go on, in a browser on this machine. Ctrl-C ends it; runs are not touched."""
+    from fedshift.report.live import open_server
+
+    with open_server(folder, port) as server:
+        typer.echo(f"{server.address} shows the runs below {folder}. Ctrl-C ends it.")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            server.stopping.set()
+            typer.echo("ended")
+
+
+@app.command()
 def privacy(method: Annotated[str, typer.Argument(help="See `fedshift list methods`.")]) -> None:
     """Print what leaves a site under a method, read from the declared types."""
     from fedshift.cli.show import show_privacy

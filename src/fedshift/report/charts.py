@@ -129,6 +129,30 @@ def line_chart(title: str, lines: Sequence[Line], unit: Unit, note: str = "") ->
     )
 
 
+@dataclass(frozen=True)
+class Sparkline:
+    """A line without axes: `points` for SVG, a dot at its `end`, its last value in words."""
+
+    points: str
+    end: str
+    last: str
+    width: int = WIDTH
+    height: int = 46
+
+
+def sparkline(points: Series, unit: Unit) -> Sparkline | None:
+    """None where there is nothing to draw. A single value is a dot."""
+    known = [point for stretch in runs_of(points) for point in stretch]
+    if not known:
+        return None
+    values = [y for _, y in known]
+    low, high = padded(values, unit.floor, unit.ceiling)
+    x_scale, y_scale = Scale(known[0][0], known[-1][0], 0, WIDTH), Scale(low, high, Sparkline.height - 4, 4)
+    placed = place(thin(known, _MAX_POINTS), x_scale, y_scale)
+    x, y = placed[-1]
+    return Sparkline(" ".join(f"{x:g},{y:g}" for x, y in placed), f"M{x:g} {y:g}h0", unit.text(values[-1]))
+
+
 def site_lines(
     series: Mapping[str, Series], styles: Mapping[str, str], suffix: str = "", chosen: int | None = None
 ) -> list[Line]:

@@ -80,7 +80,9 @@ def gallery_of(record: Record, *, make: bool, points: int = POINTS, shared: Flat
     if kept and (kept.key == key or (not make and kept.key.endswith(f":{record.results.model_sha256}"))):
         return kept
     if not make:
-        return Gallery(notes=["Maps of features and samples were left out (--no-features)."])
+        return Gallery(
+            notes=["Maps of features and samples are not made yet: fedshift report RUN --features makes them."]
+        )
     try:
         made = _make(record, points, {} if shared is None else shared).model_copy(update={"key": key})
     except FedshiftError as error:

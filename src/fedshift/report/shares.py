@@ -43,6 +43,7 @@ class ShareChart:
     ticks: tuple[tuple[float, str], ...]
     last: tuple[tuple[str, str, str], ...]
     """(site, style, share) of the last column."""
+    is_by_round: bool
     width: int = WIDTH
     height: int = HEIGHT
 
@@ -58,10 +59,6 @@ class ShareGroup:
     title: str
     note: str
     charts: tuple[ShareChart, ...]
-
-    @property
-    def legend(self) -> tuple[tuple[str, str], ...]:
-        return tuple(dict.fromkeys((site, style) for chart in self.charts for site, style, _ in chart.last))
 
 
 def are_shares(series: Series) -> bool:
@@ -85,7 +82,7 @@ def over_rounds(title: str, series: Series, styles: Mapping[str, str]) -> ShareC
     columns = [(f"round {x}", {site: values[site].get(x) or 0.0 for site in series}) for x in shown]
     every = max(1, -(-len(shown) // 6))
     names = ["" if (len(shown) - 1 - index) % every else str(x) for index, x in enumerate(shown)]
-    return _chart(title, columns, names, styles)
+    return _chart(title, columns, names, styles, is_by_round=True)
 
 
 def over_layers(title: str, layers: Mapping[str, Series], styles: Mapping[str, str]) -> ShareChart:
@@ -93,11 +90,16 @@ def over_layers(title: str, layers: Mapping[str, Series], styles: Mapping[str, s
     columns = [
         (layer, {site: points[-1][1] or 0.0 for site, points in series.items()}) for layer, series in layers.items()
     ]
-    return _chart(title, columns, list(layers), styles)
+    return _chart(title, columns, list(layers), styles, is_by_round=False)
 
 
 def _chart(
-    title: str, columns: Sequence[tuple[str, Mapping[str, float]]], names: Sequence[str], styles: Mapping[str, str]
+    title: str,
+    columns: Sequence[tuple[str, Mapping[str, float]]],
+    names: Sequence[str],
+    styles: Mapping[str, str],
+    *,
+    is_by_round: bool,
 ) -> ShareChart:
     slot = WIDTH / len(columns)
     gap = min(0.18 * slot, 12)
@@ -114,4 +116,4 @@ def _chart(
         if name:
             ticks.append((round((number + 0.5) * slot, 1), name))
     last = tuple((site, styles.get(site, "c0"), percent(share)) for site, share in columns[-1][1].items())
-    return ShareChart(title, tuple(drawn), tuple(ticks), last)
+    return ShareChart(title, tuple(drawn), tuple(ticks), last, is_by_round)
