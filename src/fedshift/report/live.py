@@ -34,7 +34,9 @@ _ALIVE_SECONDS = 15.0
 _MAX_STREAMS = 24
 
 _ADDRESS = re.compile(r"/(?:(run|events|report)/([0-9a-f]{16})|(events|live\.js|live\.css)?)")
-_PAGE_POLICY = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:"
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:"
+)
 _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _ALWAYS = "; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
