@@ -79,6 +79,9 @@ def train(
     engine: Annotated[str | None, typer.Option(help="Where sites run.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory. Default: runs/METHOD-DATA-TARGET-seedN.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any configuration key, key=value.")] = None,
+    track: Annotated[
+        list[str] | None, typer.Option(help="Stream the metrics to tensorboard or mlflow too (extras of those names).")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="One process; a failing step shows its traceback, site and batch.")
@@ -114,7 +117,7 @@ def train(
     checked = make_config(apply_settings(values, set_ or []))
     folder = out or default_out(checked)
     try:
-        results = run(checked, folder, resume=resume, debug=debug, progress=for_terminal())
+        results = run(checked, folder, resume=resume, debug=debug, progress=for_terminal(), track=track or ())
     except KeyboardInterrupt:
         typer.echo(f"stopped; {folder} goes on with the same command and --resume", err=True)
         raise typer.Exit(STOPPED) from None
