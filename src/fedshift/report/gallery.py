@@ -18,11 +18,11 @@ from torch import nn
 from fedshift.data.domain import Dataset, Split
 from fedshift.errors import FedshiftError
 from fedshift.files import write_atomically
-from fedshift.report.features import Ints, Seen, flatten, look, neighbours_agree, vectors
 from fedshift.report.pictures import Strip, scenes, shots
 from fedshift.report.reading import Record
 from fedshift.runs.config import make_config, read_config
 from fedshift.runs.directory import RunDirectory
+from fedshift.runs.features import Ints, Seen, flatten, look, neighbours_agree, vectors
 from fedshift.runs.flops import flop_counter
 from fedshift.runs.model_file import SavedModel, load_model
 from fedshift.runs.planning import Prepared, base_network, prepare
