@@ -176,7 +176,10 @@ def test_what_a_run_shows(tmp_path: Path) -> None:
     assert [text for _, text in domains[3]][1:] == [
         *("target, held out for testing", "812", "101", "204", "", "50.0", "50.0", "55.0"),
     ]
-    assert page.rows("ledger")[1:] == [["chalk", "3.0 kB3×", "nothing"], ["street", "nothing", "8 B1×"]]
+    assert page.rows("ledger")[1:] == [
+        ["chalk", "3.0 kB750 values, 3×", "nothing"],
+        ["street", "nothing", "8 B1 value, 1×"],
+    ]
     assert "model parameters and normalisation statistics" in page.text
     assert page.rows("counters") == [
         [

@@ -242,7 +242,7 @@ def report(
     """Write one self-contained HTML page about one or several runs."""
     from fedshift.report import write_report
 
-    write_report(runs, out, features=features)
+    write_report(runs, out, features=features, say=lambda text: typer.echo(text, err=True))
     typer.echo(f"wrote {out}")
 
 

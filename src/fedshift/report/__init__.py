@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedshift.errors import InputError
@@ -14,7 +14,14 @@ MANY = 8
 """From so many runs on, maps and samples that are not made yet are left out unless asked for."""
 
 
-def write_report(runs: Sequence[Path], out: Path, *, features: bool | None = None, points: int | None = None) -> None:
+def write_report(
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    features: bool | None = None,
+    points: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> None:
     """Writes the page on `runs` (run directories, finished or not, each told once) to the file `out`.
 
     `features` asks for what needs the data, or not: maps of `points` features and samples with predictions. They are
@@ -30,10 +37,10 @@ def write_report(runs: Sequence[Path], out: Path, *, features: bool | None = Non
     for path in runs:
         once.setdefault(path.resolve(), path)
     records = [read_run(path) for path in once.values()]
-    shared: Flattened = {}
-    make = len(records) < MANY if features is None else features
-    galleries = [
-        Gallery() if features is False else gallery_of(record, make=make, points=points or POINTS, shared=shared)
-        for record in records
-    ]
+    galleries = [Gallery() for _ in records]
+    if features is not False:
+        make, shared = features or len(records) < MANY, Flattened()
+        galleries = [gallery_of(r, make=make, points=points or POINTS, shared=shared, say=say) for r in records]
     write_atomically(out, render(records, galleries).encode())
+    if any(gallery.strips for gallery in galleries):
+        say(f"{out} shows samples of the data: to share it with others, write it with --no-features")

@@ -17,6 +17,7 @@ from fedshift.report.shares import ShareChart, ShareGroup, are_shares, over_laye
 from fedshift.report.words import (
     NOTHING,
     byte_size,
+    compact,
     duration,
     explain_counter,
     kind_meanings,
@@ -45,11 +46,11 @@ class Domain:
 
 @dataclass(frozen=True)
 class Sent:
-    """What of one field left one site: how often, how much."""
+    """What of one field left one site: how often, how many values, how many bytes."""
 
     times: int
+    values: str
     size: str
-    tip: str
 
 
 @dataclass(frozen=True)
@@ -339,7 +340,8 @@ def _sent(lines: Sequence[LedgerLine]) -> Sent | None:
     if not lines:
         return None
     values = sum(line.values for line in lines)
-    return Sent(len(lines), byte_size(sum(line.bytes for line in lines)), f"{values:,} values in all")
+    size = byte_size(sum(line.bytes for line in lines))
+    return Sent(len(lines), f"{compact(values)} value{'' if values == 1 else 's'}", size)
 
 
 def _counters(counters: Mapping[str, int]) -> list[Counted]:

@@ -6,7 +6,7 @@ It is made once, where the data of all sites can be opened on this machine, and 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -68,7 +68,14 @@ Flattened = dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]]
 """Maps of untrained networks: runs that start alike share them."""
 
 
-def gallery_of(record: Record, *, make: bool, points: int = POINTS, shared: Flattened | None = None) -> Gallery:
+def gallery_of(
+    record: Record,
+    *,
+    make: bool,
+    points: int = POINTS,
+    shared: Flattened | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Gallery:
     """The run's gallery: as kept, or made now, or empty with a note that says why."""
     if record.results is None:
         return Gallery(notes=["Maps of features and samples appear when the run is finished."])
@@ -83,6 +90,7 @@ def gallery_of(record: Record, *, make: bool, points: int = POINTS, shared: Flat
         return Gallery(
             notes=["Maps of features and samples are not made yet: fedshift report RUN --features makes them."]
         )
+    say(f"looking at samples and features of {record.path}")
     try:
         made = _make(record, points, {} if shared is None else shared).model_copy(update={"key": key})
     except FedshiftError as error:
