@@ -25,7 +25,7 @@ _START = (
     "import os, sys; r, w = map(int, sys.argv[1:3]); os.dup2(r, 100); os.dup2(w, 101); os.dup2(100, 3);"
     "os.dup2(101, 4); os.closerange(5, 200); os.execvp(sys.argv[3], sys.argv[3:])"
 )
-_WAIT = 30.0
+_WAIT = 60.0
 
 
 def find_browser() -> str | None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from browser import Browser, find_browser
+from liveserver import serving
 from runfiles import write_run
 
 from fedshift.report import write_report
 from fedshift.report.gallery import Cloud, Gallery
-from fedshift.report.live import LiveServer, open_server
+from fedshift.report.live import LiveServer
 from fedshift.report.pictures import Shot, Strip, encode
 
 SCRIPT = "<script>alert(1)</script>"
@@ -95,14 +95,8 @@ def test_the_report(browser: Browser, tmp_path: Path, width: int, dark: bool) ->
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[LiveServer]:
-    (tmp_path / "runs").mkdir()
-    with open_server(tmp_path / "runs", 0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
+    with serving(tmp_path / "runs") as server:
         yield server
-        server.stopping.set()
-        server.shutdown()
-        thread.join(10)
 
 
 def next_round(run: Path, number: int) -> None:

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from fedshift.report.accounts import per_round
 from fedshift.report.charts import BYTES, HEIGHT, PERCENT, PLAIN, WIDTH, Line, colour, line_chart, middle, site_lines
-from fedshift.report.details import per_round
 from fedshift.report.matrix import class_scores, confusion, shade, shares
 from fedshift.report.scales import Scale, padded, runs_of, spread, step_of, thin, tick_text, ticks
 from fedshift.report.words import byte_size, compact, duration, explain_counter, kind_meanings, percent, sentence_list

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from liveserver import serving
 from runfiles import write_run
 
 from fedshift.errors import InputError
@@ -35,17 +36,12 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
     monkeypatch.setattr(live, "LOOK_SECONDS", 0.05)
-    with open_server(folder, 0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
+    with serving(folder) as server:
         yield server
-        server.stopping.set()
-        server.shutdown()
-        thread.join(10)
 
 
 def get(server: LiveServer, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()
     text = answer.read().decode()
@@ -55,7 +51,7 @@ def get(server: LiveServer, path: str, method: str = "GET", **headers: str) -> t
 
 @contextmanager
 def stream(server: LiveServer, path: str, last: str | None = None) -> Iterator[http.client.HTTPResponse]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
     connection.request("GET", path, headers={"Last-Event-ID": last} if last else {})
     answer = connection.getresponse()
     assert answer.status == 200 and answer.getheader("Content-Type", "").startswith("text/event-stream")

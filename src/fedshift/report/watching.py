@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedshift.errors import FedshiftError
-from fedshift.report.details import per_round
+from fedshift.report.accounts import per_round
 from fedshift.report.reading import Points, Record, read_run
 from fedshift.report.words import duration
 
