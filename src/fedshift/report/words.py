@@ -17,8 +17,10 @@ def percent(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three significant digits: enough for a loss or a weight."""
-    return NOTHING if value is None or not math.isfinite(value) else f"{value:.3g}"
+    """Three significant digits: enough for a loss or a weight; whole numbers from a thousand on."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def byte_size(count: float) -> str:
