@@ -143,6 +143,18 @@ def test_no_features_leaves_out_even_what_is_kept(trained: Path, tmp_path: Path)
     assert "data:image" not in (tmp_path / "without.html").read_text()
 
 
+def test_of_many_runs_galleries_are_made_only_if_asked_for(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(seed), seed=seed) for seed in range(8)]
+    told: list[str] = []
+    write_report(runs, tmp_path / "report.html", say=told.append)
+    assert told == [] and (tmp_path / "report.html").read_text().count("are not made yet") == 8
+    write_report(runs[:7], tmp_path / "report.html", say=told.append)
+    assert told == [f"looking at samples and features of {run}" for run in runs[:7]]
+    told.clear()
+    write_report(runs, tmp_path / "report.html", features=True, say=told.append)
+    assert len(told) == 8
+
+
 @pytest.mark.parametrize("method", ["copa", "fedsr", "ind-ensemble", "single-site"])
 def test_networks_of_every_form_have_features(method: str, tiny_data: Path, tmp_path: Path) -> None:
     run = fedshift.fit(method, out=tmp_path / "run", data_dir=tiny_data, target="dim", **TRAINING)

@@ -201,6 +201,15 @@ def test_damaged_runs_are_shown_as_such(server: LiveServer, folder: Path) -> Non
     assert get(server, f"/report/{key}")[0] == 404
 
 
+def test_one_bad_run_does_not_hide_the_others(server: LiveServer, folder: Path) -> None:
+    write_run(folder / "bad", finished=False, config={"seed": "x", "rounds": [1]})
+    write_run(folder / "good")
+    assert {run.name: run.status for run in server.pages.watcher.runs()} == {"bad": "damaged", "good": "finished"}
+    status, _, text = get(server, "/")
+    assert status == 200 and "1 damaged" in text and "1 finished" in text
+    assert "its files cannot be read" in get(server, f"/run/{key_of(server, 'bad')}")[2]
+
+
 def test_a_run_is_running_while_its_lock_is_held(folder: Path) -> None:
     if not Path("/proc/locks").exists():
         pytest.skip("this system does not tell which locks are held")

@@ -15,6 +15,8 @@ from typing import Literal
 
 from fedshift.errors import FedshiftError
 from fedshift.report.accounts import per_round
+from fedshift.report.details import describe
+from fedshift.report.gallery import Gallery
 from fedshift.report.reading import Points, Record, read_run
 from fedshift.report.words import duration
 
@@ -102,13 +104,20 @@ class Watcher:
         signature = tuple(_stat(path / name) for name in _FILES)
         if path not in self._read or self._read[path][0] != signature:
             try:
-                self._read[path] = (signature, read_run(path), "")
-            except (FedshiftError, OSError) as error:
-                self._read[path] = (signature, None, getattr(error, "message", "it cannot be read"))
+                self._read[path] = (signature, _readable(path), "")
+            except (FedshiftError, OSError, ValueError, TypeError) as error:
+                self._read[path] = (signature, None, getattr(error, "message", "its files cannot be read"))
         _, record, problem = self._read[path]
         name = "." if path == self.root else path.relative_to(self.root).as_posix()
         key = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
         return Watched(key, name, path, _status(path, record, held), record, problem)
+
+
+def _readable(path: Path) -> Record:
+    """The run, if everything that a page needs can be made of it: one bad file must not hide all other runs."""
+    record = read_run(path)
+    describe(1, record, Gallery())
+    return record
 
 
 def _run_folders(root: Path) -> Iterator[Path]:
