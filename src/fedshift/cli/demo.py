@@ -63,7 +63,7 @@ COMPARISONS = (
 )
 
 
-DEMO_POINTS = 200
+DEMO_POINTS = 150
 """On each map of features: fewer than usual, so that the page is there in a few seconds."""
 
 
