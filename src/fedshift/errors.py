@@ -26,6 +26,7 @@ CATALOGUE: dict[str, str] = {
     "run-corrupt": "A file of the run (its checkpoints, model or results) cannot be read.",
     "disk": "A file of the run could not be written: the disk is full or not writable.",
     "method-needs": "The method cannot run on this data or with this architecture.",
+    "tracker": "A tracker's package is not installed, or what it writes to cannot be written.",
     "site-policy": "A site's own policy forbids what was asked.",
     "site-failed": "A step failed at a site, or too few sites answered.",
     "site-mismatch": "A site runs another version of fedshift, or describes its data differently.",

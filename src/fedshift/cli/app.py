@@ -81,6 +81,9 @@ def train(
     engine: Annotated[str | None, typer.Option(help="Where sites run.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory. Default: runs/METHOD-DATA-TARGET-seedN.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any configuration key, key=value.")] = None,
+    track: Annotated[
+        list[str] | None, typer.Option(help="Stream the metrics to tensorboard or mlflow too (extras of those names).")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="One process; a failing step shows its traceback, site and batch.")
@@ -116,7 +119,7 @@ def train(
     checked = make_config(apply_settings(values, set_ or []))
     folder = out or default_out(checked)
     try:
-        results = run(checked, folder, resume=resume, debug=debug, progress=for_terminal())
+        results = run(checked, folder, resume=resume, debug=debug, progress=for_terminal(), track=track or ())
     except KeyboardInterrupt:
         typer.echo(f"stopped; {folder} goes on with the same command and --resume", err=True)
         raise typer.Exit(STOPPED) from None
@@ -230,12 +233,38 @@ def predict(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.", metavar="RUN...")],
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
+    features: Annotated[
+        bool | None,
+        typer.Option(
+            "--features/--no-features",
+            help="Maps of features and samples with predictions, from the run's data. Default: for fewer than 8 runs.",
+        ),
+    ] = None,
 ) -> None:
     """Write one self-contained HTML page about one or several runs."""
     from fedshift.report import write_report
 
-    write_report(runs, out)
+    write_report(runs, out, features=features, say=lambda text: typer.echo(text, err=True))
     typer.echo(f"wrote {out}")
+
+
+@app.command()
+def ui(
+    folder: Annotated[
+        Path, typer.Argument(help="A folder with run directories somewhere in it.", metavar="DIR")
+    ] = Path("runs"),
+    port: Annotated[int | None, typer.Option(help="Default: 8642, or a free one where that is in use.")] = None,
+) -> None:
+    """Show runs while they go on, in a browser on this machine. Ctrl-C ends it; runs are not touched."""
+    from fedshift.report.live import open_server
+
+    with open_server(folder, port) as server:
+        typer.echo(f"{server.address} shows the runs below {folder}. Ctrl-C ends it.")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            server.stopping.set()
+            typer.echo("ended")
 
 
 @app.command()
