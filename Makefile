@@ -12,7 +12,7 @@ help: ## show this list
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[pretrained,docs,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[pretrained,nvflare,docs,dev]"
 	touch $@
 
 setup: $(STAMP) ## install everything into .venv
