@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedshift.data.domain import Dataset, DataSource, Domain
+from fedshift.data.domain import Dataset, DataSource
 from fedshift.errors import InputError, nearest
 from fedshift.federation.engines import Engine
 from fedshift.federation.plan import Plan
 from fedshift.federation.site import SiteSpec
-from fedshift.federation.survey import agreed_dataset, look, survey_sites
+from fedshift.federation.survey import agreed_dataset, elsewhere, look, survey_sites
 from fedshift.methods import find_about
 from fedshift.runs.config import RunConfig
 from fedshift.runs.roles import Participant, Roles, assign_roles
@@ -48,7 +48,12 @@ def line_to_sites(config: RunConfig, run: str) -> Iterator[Remote]:
     _check(config)
     assert config.federation is not None
     coordinator = Coordinator.read(config.federation)
-    roles = _expected_roles(config, coordinator.project, coordinator.sites)
+    named = (config.home, config.target, *(config.sources or ()), *(config.targets or ()))
+    domains = tuple(sorted({*coordinator.sites, *(name for name in named if name)}))
+    roles = _expected_roles(config, domains)
+    if config.policy and roles.home is None:
+        # Where there is a home it is the home's; everybody else's is not the coordinator's to set.
+        raise InputError("config-value", "policy: on other machines every site has a policy of its own; leave it out")
     for person in roles.sites:
         if person.name not in coordinator.sites:
             raise InputError(
@@ -67,8 +72,7 @@ def line_to_sites(config: RunConfig, run: str) -> Iterator[Remote]:
         if roles.home:
             found[roles.home.name] = look(_survey_spec(roles.home, config, at_home=True))
         agreed = agreed_dataset(coordinator.project, found, time.time())
-        domains = {name for person in roles.everyone for name in person.domains} | ({config.home} - {None})
-        yield Remote(link, run, replace(agreed, domains=tuple(sorted(map(str, domains)))))
+        yield Remote(link, run, replace(agreed, domains=domains))
     finally:
         link.close()
 
@@ -79,22 +83,14 @@ def _check(config: RunConfig) -> None:
             "config-value",
             "engine nvflare needs the coordinator's folder, as `fedshift deploy init` wrote it: --set federation=DIR",
         )
-    if config.policy:
-        raise InputError("config-value", "policy: on other machines every site has a policy of its own; leave it out")
     if config.attack:
         raise InputError("config-value", "attack: bad sites are played on one machine only; leave it out")
 
 
-def _expected_roles(config: RunConfig, project: str, sites: Sequence[str]) -> Roles:
+def _expected_roles(config: RunConfig, domains: tuple[str, ...]) -> Roles:
     """Who plays which part, before anybody has said what data there is."""
-
-    def load(domain: str) -> Domain:
-        raise AssertionError(f"the data of {domain!r} is at its site")
-
-    names = {*sites, *(name for name in (config.home, config.target) if name)}
-    names |= {*(config.sources or ()), *(config.targets or ())}
     task = find_about(config.method).tasks[0]
-    return assign_roles(config, Dataset(project, task, (), tuple(sorted(names)), (), load))
+    return assign_roles(config, Dataset("federation", task, (), domains, (), elsewhere))
 
 
 def _survey_spec(person: Participant, config: RunConfig, *, at_home: bool = False) -> SiteSpec:

@@ -8,6 +8,9 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 from fedshift.data import open_dataset
 from fedshift.federation import codec
@@ -28,19 +31,26 @@ def main() -> None:
     requests = sys.stdin.buffer
     # By name: the federation must not import methods, but the process that runs them has to know their steps.
     importlib.import_module("fedshift.methods")
+    hosts: dict[str, Callable[[Request], bytes]] = {}
     try:
-        setup = json.loads(read_frame(requests))
-        plan = codec.restore(Plan, setup["plan"]) if setup["plan"] else None
-        specs = {spec.name: spec for spec in codec.restore(tuple[SiteSpec, ...], setup["specs"])}
-        hosts = {name: SiteHost(spec, plan, open_dataset) for name, spec in specs.items()} if plan else {}
         while True:
             head = json.loads(read_frame(requests))
+            if "setup" in head:
+                hosts = _hosts(head["setup"])
+                continue
             request = Request(body=read_frame(requests), **head)
-            # Before there is a plan, a site can only say what it has.
-            reply = answer(hosts[request.site], request) if plan else answer_survey(specs[request.site], request)
-            write_frame(replies, reply)
+            write_frame(replies, hosts[request.site](request))
     except (EOFError, KeyboardInterrupt, BrokenPipeError):
         return
+
+
+def _hosts(setup: Mapping[str, Any]) -> dict[str, Callable[[Request], bytes]]:
+    """Site -> what answers for it. Before there is a plan, a site can only say what it has."""
+    specs = codec.restore(tuple[SiteSpec, ...], setup["specs"])
+    if setup["plan"] is None:
+        return {spec.name: partial(answer_survey, spec) for spec in specs}
+    plan = codec.restore(Plan, setup["plan"])
+    return {spec.name: partial(answer, SiteHost(spec, plan, open_dataset)) for spec in specs}
 
 
 def _end_with_parent() -> None:

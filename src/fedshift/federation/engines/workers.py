@@ -30,8 +30,12 @@ class Worker:
         assert self._process.stdin and self._process.stdout
         self._stdin: IO[bytes] = self._process.stdin
         self._stdout: IO[bytes] = self._process.stdout
-        with suppress(OSError):
-            write_frame(self._stdin, setup)
+        self.set_up(setup)
+
+    def set_up(self, setup: bytes) -> None:
+        """Tells the process which sites of which run it is. Said again, it is others from then on."""
+        with suppress(OSError, ValueError):
+            write_frame(self._stdin, b'{"setup": ' + setup + b"}")
 
     def exchange(self, head: Mapping[str, Any], body: bytes) -> bytes | None:
         """The answer to one request; None when the process is gone."""

@@ -54,9 +54,11 @@ class SiteDoor(Executor):  # type: ignore[misc]
         return self._work(self._worker_for(setup), request, body, deadline, abort_signal)
 
     def _worker_for(self, setup: bytes) -> Worker:
-        if self._worker is None or setup != self._setup:
-            self._end_worker()
-            self._worker, self._setup = Worker(setup), setup
+        if self._worker is None:
+            self._worker = Worker(setup)
+        elif setup != self._setup:
+            self._worker.set_up(setup)
+        self._setup = setup
         return self._worker
 
     def _work(
