@@ -17,7 +17,7 @@ import yaml
 from fedshift.federation.engines.nvflare.kits import COORDINATOR_USER, Coordinator
 from fedshift.federation.engines.nvflare.session import Server
 
-LOST_AFTER = 6
+LOST_AFTER = 10
 PATIENCE = 60.0
 
 
@@ -41,14 +41,21 @@ def wait_for(what: str, is_so: Callable[[], object], patience: float = PATIENCE)
 class Loopback:
     """Started and stopped with the commands a user has."""
 
-    def __init__(self, root: Path, data: Callable[[str], Path], sites: Sequence[str], observers: Sequence[str]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        data: Callable[[str], Path],
+        sites: Sequence[str],
+        absent: Sequence[str],
+        observers: Sequence[str],
+    ) -> None:
         self.root, self.data, self.sites = root, data, tuple(sites)
         self.port = free_port()
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         project = {
             "name": "loopback",
             "address": f"localhost:{self.port}",
-            "sites": list(sites),
+            "sites": [*sites, *absent],
             "observers": list(observers),
             "lost_after": LOST_AFTER,
         }

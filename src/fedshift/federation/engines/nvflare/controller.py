@@ -47,6 +47,9 @@ class Bridge(Controller):  # type: ignore[misc]
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             link.connect(self._address)
             with link.makefile("rb") as questions, link.makefile("wb") as self._replies:
+                # A site that went away while the job was started is not part of it and would be waited for in vain.
+                present = [client.name for client in fl_ctx.get_engine().get_clients()]
+                write_frame(self._replies, json.dumps({"sites": present}).encode())
                 reader = threading.Thread(target=self._read, args=(questions, fl_ctx), daemon=True)
                 reader.start()
                 while reader.is_alive() and not abort_signal.triggered:

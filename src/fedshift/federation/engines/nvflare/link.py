@@ -25,6 +25,8 @@ from fedshift.federation.engines.workers import read_frame, write_frame
 _PATIENCE = 30.0
 """Seconds that sites may take to appear before a run starts without them, that is, not at all."""
 _JOB_START = 120.0
+_STARTS = 3
+"""A site may go between being seen and being part of the job: so often is a job started to have all of them."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,12 @@ class Link:
         self._server = Server(coordinator.admin_kit, COORDINATOR_USER)
         self._bridge: _Bridge | None = None
         try:
-            self._await_sites(patience)
-            self._start_job()
+            for _ in range(_STARTS):
+                self._await_sites(patience)
+                self.lost = {}
+                self._start_job()
+                if not self.lost:
+                    break
         except BaseException:
             self.close()
             raise
@@ -106,6 +112,7 @@ class Link:
                     f"the server did not start the run's job ({ended or 'no answer'}): its log is in"
                     f" {self.coordinator.server_kit}",
                 )
+        self.lost |= {site: time.time() for site in sites if site not in self._bridge.sites}
 
 
 class _Bridge:
@@ -123,6 +130,7 @@ class _Bridge:
         self._answers: queue.Queue[tuple[dict[str, Any], bytes] | None] = queue.Queue()
         self._last_body: bytes | None = None
         self._calls = 0
+        self.sites: frozenset[str] = frozenset()
 
     def connected(self, timeout: float) -> bool:
         if self._link is None:
@@ -132,8 +140,12 @@ class _Bridge:
             except TimeoutError:
                 return False
             self._link.settimeout(None)
-            self._questions = self._link.makefile("wb")
-            threading.Thread(target=self._read, args=(self._link.makefile("rb"),), daemon=True).start()
+            self._questions, answers = self._link.makefile("wb"), self._link.makefile("rb")
+            try:
+                self.sites = frozenset(json.loads(read_frame(answers))["sites"])
+            except (EOFError, OSError) as error:
+                raise _job_ended() from error
+            threading.Thread(target=self._read, args=(answers,), daemon=True).start()
         return True
 
     def call(self, questions: Sequence[Question], deadline: float | None) -> Iterator[tuple[str, bytes | Failure]]:

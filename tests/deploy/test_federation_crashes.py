@@ -1,0 +1,116 @@
+"""kill -9 of anything: the run goes on with the quorum, or stops with exit code 3 and is resumed to the same model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from loopback import Loopback, fedshift, wait_for
+
+from fedshift.runs.config import make_config
+from fedshift.runs.execute import run
+
+pytestmark = [pytest.mark.xdist_group("federation"), pytest.mark.timeout(300)]
+
+WORKER = "fedshift.federation.engines.worker"
+SITE_JOB = "nvflare.private.fed.app.client.worker_process"
+SETTINGS: dict[str, Any] = {
+    "method": "fedavg",
+    "arch": "digits-csac",
+    "batch_size": 8,
+    "sources": ["amber", "blue"],
+    "target": "coral",
+}
+
+
+def train(loopback: Loopback, out: Path, rounds: int, *more: str) -> subprocess.Popen[str]:
+    config = out.with_suffix(".yaml")
+    config.write_text(json.dumps(SETTINGS | {"rounds": rounds}))
+    words = ("train", config, "--engine", "nvflare", "--federation", loopback.coordinator, "--out", out, *more)
+    return subprocess.Popen(fedshift(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finished_rounds(out: Path) -> int:
+    return max((int(path.stem.split("-")[1]) for path in out.glob("checkpoints/round-*")), default=0)
+
+
+def wait_for_round(process: subprocess.Popen[str], out: Path, round: int) -> None:
+    wait_for(f"round {round}", lambda: finished_rounds(out) >= round or process.poll() is not None, 120)
+    assert process.poll() is None, process.communicate()
+
+
+def of_site(loopback: Loopback, site: str, module: str) -> psutil.Process:
+    (found,) = [process for process in loopback.tree(site) if module in process.cmdline()]
+    return found
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    _, errors = process.communicate(timeout=120)
+    assert "Traceback" not in errors
+    return process.returncode, errors
+
+
+def rounds_in_ledger(loopback: Loopback, site: str, out: Path) -> set[int]:
+    ledger = loopback.kit(site) / "runs" / (out / ".identity").read_text() / "ledger.jsonl"
+    return {row["round"] for row in map(json.loads, ledger.read_text().splitlines()) if row["kind"] == "weights"}
+
+
+def test_a_killed_child_costs_its_reply_and_a_killed_site_comes_back(loopback: Loopback, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = train(loopback, out, 8)
+    wait_for_round(process, out, 1)
+    of_site(loopback, "blue", WORKER).kill()
+    wait_for_round(process, out, 3)
+    loopback.kill("blue")
+    lost = time.time()
+    loopback.start_site("blue")
+    code, errors = end(process)
+    assert code == 0, errors
+    counters = json.loads((out / "results.json").read_text())["counters"]
+    assert counters["missing.crashed"] >= 1 and counters["missing.unreachable"] >= 1
+    trained = rounds_in_ledger(loopback, "blue", out)
+    assert trained < set(range(1, 9)) and max(trained) == 8, "blue missed rounds and was back for the last"
+    assert rounds_in_ledger(loopback, "amber", out) == set(range(1, 9))
+    loopback.wait_until_online(*loopback.sites, since=lost)
+
+
+def test_killed_run_site_job_and_coordinator_are_resumed_to_the_same_model(
+    loopback: Loopback, tiny_data: Path, tmp_path: Path
+) -> None:
+    here = {"workers": 0, "policy": {"min_samples": 2}, "data_dir": tiny_data, "rounds": 6}
+    expected = run(make_config(SETTINGS | here), tmp_path / "here")
+    out = tmp_path / "run"
+
+    process = train(loopback, out, 6)
+    wait_for_round(process, out, 1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+
+    process = train(loopback, out, 6, "--resume")
+    wait_for_round(process, out, 2)
+    of_site(loopback, "amber", SITE_JOB).kill()
+    code, errors = end(process)
+    assert code == 3 and "server-offline" in errors and "--resume" in errors
+
+    process = train(loopback, out, 6, "--resume")
+    wait_for_round(process, out, 4)
+    loopback.kill("coordinator")
+    code, errors = end(process)
+    assert code == 3 and "server-offline" in errors and "--resume" in errors
+    assert subprocess.run(fedshift("status", loopback.coordinator), capture_output=True).returncode == 3
+
+    lost = time.time()
+    loopback.start_coordinator()
+    loopback.wait_until_online(*loopback.sites, since=lost)
+    code, errors = end(train(loopback, out, 6, "--resume"))
+    assert code == 0, errors
+    results = json.loads((out / "results.json").read_text())
+    assert results["model_sha256"] == expected["model_sha256"]
+    assert results["per_target"] == expected["per_target"] and results["bytes"] == expected["bytes"]
