@@ -73,15 +73,26 @@ def _provision(project: Project, authority: Path) -> Path:
         description.write_text(yaml.safe_dump(_description(project)))
         code = "from nvflare.cli import main; main()"
         done = subprocess.run(
-            [sys.executable, "-c", code, "provision", "-p", str(description), "-w", str(authority.resolve())],
+            [
+                sys.executable,
+                "-c",
+                code,
+                "provision",
+                "--force",
+                "-p",
+                str(description),
+                "-w",
+                str(authority.resolve()),
+            ],
             capture_output=True,
             text=True,
             cwd=folder,
         )
     made = sorted((authority / project.name).glob("prod_*"))
     if done.returncode or not made:
-        reason = (done.stdout + done.stderr).strip().splitlines() or ["no message"]
-        raise InputError("deploy-project", f"NVFlare could not provision this project: {reason[-1]}")
+        said = (done.stderr + done.stdout).strip().splitlines()
+        reason = next((line for line in said if not line.startswith("Project yaml file")), "no message")
+        raise InputError("deploy-project", f"NVFlare could not provision this project: {reason}")
     return made[-1]
 
 
