@@ -7,13 +7,13 @@ import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from fedshift.errors import InputError, SiteError
+from fedshift.errors import FedshiftError, InputError, SiteError
 
 try:
-    from nvflare.fuel.flare_api.api_spec import AuthorizationError
-    from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+    from nvflare.fuel.flare_api.api_spec import AuthorizationError, NoConnection, SessionClosed
+    from nvflare.fuel.flare_api.flare_api import Session, SessionExpired, new_secure_session
 except ImportError as error:
     raise InputError("engine-missing", 'engine nvflare is not installed: pip install "fedshift[nvflare]"') from error
 
@@ -34,10 +34,13 @@ class Server:
     """An authenticated session, as the user of an admin kit. Close it when done."""
 
     def __init__(self, admin_kit: Path, user: str, timeout: float = 15.0) -> None:
-        self._kit = admin_kit
+        self._open: Callable[[], Session] = lambda: new_secure_session(user, str(admin_kit), timeout=timeout)
+        self._session = self._connected()
+
+    def _connected(self) -> Session:
         try:
             with _quiet():
-                self._session: Session = new_secure_session(user, str(admin_kit), timeout=timeout)
+                return self._open()
         except Exception as error:
             raise SiteError(
                 "server-offline",
@@ -46,32 +49,40 @@ class Server:
             ) from error
 
     def online(self) -> list[Online]:
-        clients = self._ask(self._session.get_connected_client_list)
+        clients = self._ask(lambda session: session.get_connected_client_list())
         return sorted((Online(c.name, float(c.last_connect_time)) for c in clients), key=lambda site: site.name)
 
     def jobs(self) -> list[str]:
         """The jobs that are running."""
-        return [job.job_id for job in self._ask(self._session.get_system_info).job_info]
+        return [job.job_id for job in self._ask(lambda session: session.get_system_info()).job_info]
 
     def submit(self, job: Path) -> str:
-        return str(self._ask(lambda: self._session.submit_job(str(job))))
+        return str(self._ask(lambda session: session.submit_job(str(job))))
 
     def has_ended(self, job: str) -> str | None:
         """How a job ended, or None while it is waiting or running."""
-        status = str(self._ask(lambda: self._session.get_job_meta(job)).get("status", ""))
+        status = str(self._ask(lambda session: session.get_job_meta(job)).get("status", ""))
         return status if status.startswith(_ENDED) else None
 
     def abort(self, job: str) -> None:
-        self._ask(lambda: self._session.abort_job(job))
+        self._ask(lambda session: session.abort_job(job))
 
     def close(self) -> None:
         with contextlib.suppress(Exception), _quiet():
             self._session.close()
 
-    def _ask(self, command: Callable[[], T]) -> T:
+    def _ask(self, command: Callable[[Any], T]) -> T:
         try:
             with _quiet():
-                return command()
+                try:
+                    return command(self._session)
+                except (SessionClosed, SessionExpired, NoConnection):
+                    # The server ends sessions that were silent for long, as that of a run is.
+                    self.close()
+                    self._session = self._connected()
+                    return command(self._session)
+        except FedshiftError:
+            raise
         except AuthorizationError as error:
             raise InputError("not-allowed", "the server does not allow this to the user of this kit") from error
         except Exception as error:
