@@ -18,7 +18,7 @@ from fedshift.federation.engines.nvflare.kits import COORDINATOR_USER, Coordinat
 from fedshift.federation.engines.nvflare.session import Server
 
 LOST_AFTER = 10
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 def free_port() -> int:

@@ -13,14 +13,17 @@ import pytest
 from loopback import free_port
 from tinydata import write_domain
 
+from fedshift._version import __version__
 from fedshift.cli.app import app
 from fedshift.deploy.coordinator import federation_status, start_coordinator, stop_coordinator
 from fedshift.deploy.project import Project, read_project
 from fedshift.deploy.provision import init_federation
 from fedshift.deploy.site import SiteOptions, check_site, read_policy, start_site
 from fedshift.errors import FedshiftError, InputError, SiteError
+from fedshift.federation import codec
+from fedshift.federation.engines import Failure
 from fedshift.federation.engines.nvflare.settings import SiteSettings, worker_setup
-from fedshift.federation.survey import Found, agreed_dataset
+from fedshift.federation.survey import Found, agreed_dataset, survey_sites
 from fedshift.runs.config import make_config
 from fedshift.runs.execute import run
 
@@ -229,3 +232,37 @@ def test_an_unfinished_write_of_the_status_is_no_error(tmp_path: Path) -> None:
     again = Status(file).known
     assert again["round"] == 4 and again["sites"]["north"]["version"] == "1"
     assert list(tmp_path.iterdir()) == [file]
+
+
+class OneAnswer:
+    """An engine whose only site says what it is told to."""
+
+    where_to_look = "Nowhere."
+
+    def __init__(self, facts: dict[str, Any] | None) -> None:
+        self.facts = facts
+
+    def call(self, requests: Any, deadline: float | None) -> Any:
+        for request in requests:
+            if self.facts is None:
+                yield request.site, Failure("unreachable")
+            else:
+                release = {"code": None, "release": {"facts": self.facts}, "clipped": 0, "seconds": "1.0"}
+                yield request.site, codec.pack(request.head | release)
+
+    def close(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("facts", "code", "says"),
+    [
+        ({"version": "0.0.1", "what": "an older site says"}, "site-mismatch", "runs fedshift 0.0.1"),
+        ({"version": __version__, "task": "cooking"}, "site-failed", "north"),
+        (None, "site-failed", "north: unreachable"),
+    ],
+)
+def test_a_survey_that_fails_names_the_site(facts: dict[str, Any] | None, code: str, says: str) -> None:
+    with pytest.raises(SiteError) as caught:
+        survey_sites(OneAnswer(facts), ["north"])
+    assert caught.value.code == code and says in caught.value.message

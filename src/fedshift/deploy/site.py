@@ -11,8 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedshift._version import __version__
 from fedshift.data.domain import DataSource
 from fedshift.deploy.hardening import harden_site
@@ -25,6 +23,7 @@ from fedshift.federation.engines.nvflare.settings import SiteSettings
 from fedshift.federation.policy import Policy
 from fedshift.federation.site import SiteSpec
 from fedshift.federation.survey import look
+from fedshift.runs.config import read_config
 
 _CONNECT_SECONDS = 10.0
 
@@ -54,14 +53,7 @@ def read_policy(path: Path | None) -> Policy:
     """The rules in a site's policy file; the defaults without one."""
     if path is None:
         return Policy()
-    if not path.is_file():
-        raise InputError("data-missing", f"there is no policy file {path}")
-    try:
-        values = yaml.safe_load(path.read_text()) or {}
-    except yaml.YAMLError as error:
-        raise InputError("config-value", f"{path} is not valid YAML: {str(error).splitlines()[0]}") from error
-    if not isinstance(values, dict):
-        raise InputError("config-value", f"{path} must hold keys and values, such as `min_samples: 50`")
+    values = read_config(path)
     known = [field.name for field in dataclasses.fields(Policy)]
     for key in values:
         if key not in known:

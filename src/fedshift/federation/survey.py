@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from fedshift._version import __version__
 from fedshift.data import open_dataset
@@ -16,6 +15,7 @@ from fedshift.errors import FedshiftError, InputError, SiteError, nearest
 from fedshift.federation import codec
 from fedshift.federation.admission import Failed, Refused, admit
 from fedshift.federation.engines import Engine, Failure
+from fedshift.federation.handshake import require_same_version
 from fedshift.federation.kinds import Facts, Release
 from fedshift.federation.site import Evaluated, SiteSpec
 from fedshift.federation.step import Request, Step, pack_answer
@@ -88,7 +88,7 @@ def survey_sites(engine: Engine, sites: Sequence[str], deadline: float | None = 
             continue
         try:
             facts = admit(outcome, requests[site], _SURVEY, {}, 0.0).release.facts
-            _same_version(site, facts)
+            require_same_version(site, facts)
             found[site] = codec.restore(Found, dict(facts), site)
         except Failed as failed:
             absent[site] = failed.code
@@ -100,15 +100,6 @@ def survey_sites(engine: Engine, sites: Sequence[str], deadline: float | None = 
         reasons = "; ".join(f"{site}: {why}" for site, why in sorted(absent.items()))
         raise SiteError("site-failed", f"not every site could say what it has ({reasons}). {engine.where_to_look}")
     return found
-
-
-def _same_version(site: str, facts: Mapping[str, Any]) -> None:
-    if facts.get("version") != __version__:
-        raise SiteError(
-            "site-mismatch",
-            f"site {site!r} runs fedshift {facts.get('version')}, the coordinator {__version__}:"
-            " install the same version at both",
-        )
 
 
 def agreed_dataset(name: str, found: Mapping[str, Found], now: float) -> Dataset:
