@@ -30,9 +30,9 @@ def init_federation(project: Project, out: Path, *, renew: bool = False) -> list
         raise InputError("engine-missing", 'engine nvflare is not installed: pip install "fedshift[nvflare]"')
     authority = out / "authority"
     state = authority / project.name / "state" / "cert.json"
-    if authority.exists() and not state.exists():
-        raise InputError("deploy-kit", f"{out} belongs to another project: choose another --out")
     _make_private(authority)
+    if {folder.name for folder in authority.iterdir()} - {project.name}:
+        raise InputError("deploy-kit", f"{out} belongs to another project: choose another --out")
     if renew and state.exists():
         kept = {key: value for key, value in json.loads(state.read_text()).items() if key.startswith("root_")}
         state.write_text(json.dumps(kept))

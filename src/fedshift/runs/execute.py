@@ -72,7 +72,7 @@ def run(
             return _run_in(directory, prepared, shown, resume, debug)
     if debug:
         raise InputError("config-value", f"--debug is for runs on one machine, not for engine {config.engine}")
-    with directory.locked(), line_to_sites(config, directory.identity()) as remote:
+    with directory.locked(), line_to_sites(config, directory.identity(), shown.message) as remote:
         return _run_in(directory, prepare(config, remote.dataset), shown, resume, remote=remote)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,8 +38,9 @@ class Remote:
 
 
 @contextmanager
-def line_to_sites(config: RunConfig, run: str) -> Iterator[Remote]:
-    """Submits the run's job and surveys its sites. `run` is the name that sites know the run by."""
+def line_to_sites(config: RunConfig, run: str, say: Callable[[str], None] = lambda text: None) -> Iterator[Remote]:
+    """Submits the run's job and surveys its sites. `run` is the name that sites know the run by; `say` is told what is
+    being waited for."""
     from fedshift.federation.engines.nvflare.engine import Nvflare
     from fedshift.federation.engines.nvflare.kits import Coordinator
     from fedshift.federation.engines.nvflare.link import Link
@@ -61,6 +62,7 @@ def line_to_sites(config: RunConfig, run: str) -> Iterator[Remote]:
                 f"federation {coordinator.project!r} has no site {person.name!r}."
                 f" {nearest(person.name, coordinator.sites)}",
             )
+    say(f"connecting to {', '.join(person.name for person in roles.sites)} of {coordinator.project}")
     link = Link(coordinator, [person.name for person in roles.sites])
     try:
         engine = Nvflare(link, run, [_survey_spec(person, config) for person in roles.sites], None)
