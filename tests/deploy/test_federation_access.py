@@ -23,7 +23,7 @@ from fedshift.federation.engines.nvflare.session import Server
 from fedshift.runs.config import make_config
 from fedshift.runs.execute import run
 
-pytestmark = [pytest.mark.xdist_group("federation"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("federation"), pytest.mark.timeout(900)]
 
 
 def refused(loopback: Loopback, context: ssl.SSLContext) -> bool:

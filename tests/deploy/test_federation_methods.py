@@ -15,7 +15,7 @@ from fedshift.methods import METHODS
 from fedshift.runs.config import make_config
 from fedshift.runs.execute import run
 
-pytestmark = [pytest.mark.xdist_group("federation"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("federation"), pytest.mark.timeout(900)]
 
 TINY: dict[str, dict[str, Any]] = {
     "csac": {"csac": {"acquisition_epochs": 1, "calibration_epochs": 1}},
