@@ -15,6 +15,7 @@ from fedshift.errors import FedshiftError, InputError, SiteError, nearest
 from fedshift.federation import codec
 from fedshift.federation.admission import Failed, Refused, admit
 from fedshift.federation.engines import Engine, Failure
+from fedshift.federation.federation import tell_absent
 from fedshift.federation.handshake import require_same_version
 from fedshift.federation.kinds import Facts, Release
 from fedshift.federation.site import Evaluated, SiteSpec
@@ -97,8 +98,9 @@ def survey_sites(engine: Engine, sites: Sequence[str], deadline: float | None = 
                 raise
             absent[site] = str(error)
     if absent:
-        reasons = "; ".join(f"{site}: {why}" for site, why in sorted(absent.items()))
-        raise SiteError("site-failed", f"not every site could say what it has ({reasons}). {engine.where_to_look}")
+        raise SiteError(
+            "site-failed", f"not every site could say what it has. {tell_absent(absent, engine.where_to_look)}"
+        )
     return found
 
 
