@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 from loopback import Loopback
 
+from fedshift.data import DataSource
+from fedshift.errors import SiteError
+from fedshift.federation import codec
+from fedshift.federation.engines import Failure
 from fedshift.federation.engines.nvflare import link as links
+from fedshift.federation.engines.nvflare.engine import Nvflare
 from fedshift.federation.engines.nvflare.kits import Coordinator
+from fedshift.federation.site import SiteSpec
+from fedshift.federation.step import Request
+from fedshift.federation.survey import survey_sites
 from fedshift.methods import METHODS
 from fedshift.runs.config import make_config
 from fedshift.runs.execute import run
@@ -73,3 +81,32 @@ def test_the_same_bytes_as_in_one_process(
     assert there["model_sha256"] == here["model_sha256"]
     assert there["per_target"] == here["per_target"] and there["bytes"] == here["bytes"]
     assert there["counters"] == here["counters"]
+
+
+def surveying(link: links.Link) -> Nvflare:
+    return Nvflare(link, "0" * 16, [SiteSpec("amber", "held-out", DataSource(), ("amber",), Path())], None)
+
+
+def test_a_site_past_the_deadline_is_late_and_its_worker_replaced(loopback: Loopback, shared_link: links.Link) -> None:
+    engine = surveying(shared_link)
+    assert survey_sites(engine, ["amber"])["amber"].classes == ("0", "1", "2")
+    (worker,) = [p for p in loopback.tree("amber") if "fedshift.federation.engines.worker" in p.cmdline()]
+    worker.suspend()  # It neither answers nor goes away.
+    question = Request("amber", "survey.look", 0, "n", codec.pack({}))
+    assert dict(engine.call([question], 2.0)) == {"amber": Failure("late")}
+    assert not worker.is_running()
+    assert set(survey_sites(engine, ["amber"])) == {"amber"}
+
+
+def test_a_data_folder_that_vanished_is_told_by_code_and_no_path_crosses(
+    loopback: Loopback, shared_link: links.Link
+) -> None:
+    folder = loopback.data("amber")
+    away = folder.rename(folder.with_name("away"))
+    try:
+        with pytest.raises(SiteError) as caught:
+            survey_sites(surveying(shared_link), ["amber"])
+    finally:
+        away.rename(folder)
+    assert "amber: data-missing" in caught.value.message and str(folder) not in caught.value.message
+    assert str(folder) in (loopback.kit("amber") / "runs" / ("0" * 16) / "site.log").read_text()
