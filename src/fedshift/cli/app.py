@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from fedshift.cli import deploy
 from fedshift.cli.audit import audit_app
 from fedshift.errors import SITE_FAILED, STOPPED, InputError
 
@@ -21,6 +22,11 @@ app = typer.Typer(
 weights_app = typer.Typer(help="Weights files.", no_args_is_help=True)
 app.add_typer(weights_app, name="weights")
 app.add_typer(audit_app, name="audit")
+app.add_typer(deploy.deploy_app, name="deploy")
+app.add_typer(deploy.site_app, name="site")
+app.add_typer(deploy.coordinator_app, name="coordinator")
+app.command()(deploy.status)
+app.command()(deploy.stop)
 
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")]
 
@@ -78,7 +84,8 @@ def train(
     attack: Annotated[
         list[str] | None, typer.Option(help="A bad site, for studies: poison:SITE:0.3, noise:SITE, other-task:SITE.")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="Where sites run.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Where sites run: inprocess, nvflare (real machines).")] = None,
+    federation: Annotated[Path | None, typer.Option(help="nvflare: the coordinator's folder.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory. Default: runs/METHOD-DATA-TARGET-seedN.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any configuration key, key=value.")] = None,
     track: Annotated[
@@ -113,6 +120,7 @@ def train(
         "image_size": image_size,
         "attack": attack,
         "engine": engine,
+        "federation": federation,
     }
     values = read_config(config) if config else {}
     values |= {key: value for key, value in flags.items() if value is not None}

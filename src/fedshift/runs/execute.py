@@ -26,6 +26,7 @@ from fedshift.methods.evaluation import certainty, headline, score_models
 from fedshift.runs.card import model_card
 from fedshift.runs.config import RunConfig
 from fedshift.runs.directory import RunDirectory, read_metrics
+from fedshift.runs.machines import Remote, line_to_sites
 from fedshift.runs.model_file import SavedModel, save_model
 from fedshift.runs.planning import Prepared, base_network, open_federation, prepare
 from fedshift.runs.progress import Progress, Silent
@@ -74,23 +75,39 @@ def run(
 ) -> dict[str, Any]:
     """Trains as configured into the run directory `out` and returns its results. `track` names trackers that get the
     metrics too."""
-    prepared = prepare(config)
-    tracking = Tracking(track, prepared.config, out)
-    directory = RunDirectory(out)
-    with directory.locked():
-        directory.prepare(prepared.config.to_yaml(), resume)
-        if directory.done.exists():
-            finished: dict[str, Any] = json.loads(directory.results.read_text())
-            return finished
-        shown = progress or Silent()
-        if resume and not any(directory.checkpoints.glob("*")):
-            shown.message(f"{out} has no checkpoint to resume from: starting at round 1")
-        fed = open_federation(prepared, directory.sites, debug=debug)
-        try:
-            with shown:
-                return _Execution(prepared, directory, fed, shown, tracking).go()
-        finally:
-            fed.engine.close()
+    directory, shown = RunDirectory(out), progress or Silent()
+    if config.engine == "inprocess":
+        prepared = prepare(config)
+        with directory.locked():
+            return _run_in(directory, prepared, shown, resume, track, debug)
+    if debug:
+        raise InputError("config-value", f"--debug is for runs on one machine, not for engine {config.engine}")
+    with directory.locked(), line_to_sites(config, directory.identity(), shown.message) as remote:
+        return _run_in(directory, prepare(config, remote.dataset), shown, resume, track, remote=remote)
+
+
+def _run_in(
+    directory: RunDirectory,
+    prepared: Prepared,
+    shown: Progress,
+    resume: bool,
+    track: Sequence[str],
+    debug: bool = False,
+    remote: Remote | None = None,
+) -> dict[str, Any]:
+    tracking = Tracking(track, prepared.config, directory.path)
+    directory.prepare(prepared.config.to_yaml(), resume)
+    if directory.done.exists():
+        finished: dict[str, Any] = json.loads(directory.results.read_text())
+        return finished
+    if resume and not any(directory.checkpoints.glob("*")):
+        shown.message(f"{directory.path} has no checkpoint to resume from: starting at round 1")
+    fed = open_federation(prepared, directory.sites, debug=debug, remote=remote)
+    try:
+        with shown:
+            return _Execution(prepared, directory, fed, shown, tracking).go()
+    finally:
+        fed.engine.close()
 
 
 class _Execution:
