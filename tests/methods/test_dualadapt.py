@@ -24,7 +24,7 @@ from fedshift.functional.discrepancy import discrepancy
 from fedshift.functional.mixtures import Axes, Mixture, typicality
 from fedshift.methods import dualadapt
 from fedshift.methods.base import SHARED
-from fedshift.methods.clients import split_network
+from fedshift.methods.clients import FrozenFeatures, split_network
 from fedshift.methods.dualadapt import Adapted, DualAdapt, Hyper, State, adapt, client_loss, describe, mixup, optimise
 from fedshift.methods.local import weights_of
 from fedshift.rng import Rng
@@ -192,6 +192,20 @@ def test_frozen_parts_get_no_gradient_and_stay_as_they_are(tmp_path: Path, monke
     (net,) = nets
     assert all(value.grad is None and not value.requires_grad for value in net.parameters())
     assert same(weights_of(net.backbone), sent["extractor"]) and same(weights_of(net.head), sent["classifier"])
+
+
+def test_features_are_worked_out_once_a_sample_while_they_fit_into_memory() -> None:
+    net = split_network(make_plan(Hyper())).eval()
+    x, seen = torch.rand(6, 3, 16, 16), [0]
+    net.backbone.register_forward_hook(lambda *call: seen.append(len(call[1][0])))
+    index = torch.tensor([4, 0, 2, 5, 1, 3])
+    with torch.no_grad():
+        expected = net.features(x)
+    for most, worked_out in ((2**20, 6), (1, 15)):
+        features, seen[:] = FrozenFeatures(net, 6, most), []
+        for places in ([0, 1, 2, 3], [4, 5, 2], [5, 0], [1, 1], [2, 4, 3, 0]):
+            assert torch.allclose(features(x[places], index[places]), expected[places], atol=1e-5)
+        assert sum(seen) == worked_out
 
 
 def test_clients_descend_plainly_without_momentum(tmp_path: Path) -> None:

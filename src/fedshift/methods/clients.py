@@ -54,6 +54,28 @@ def frozen_copy(head: nn.Module, weights: Weights) -> nn.Module:
     return twin.eval().requires_grad_(False)
 
 
+class FrozenFeatures:
+    """Features by a network that does not change: each sample's are worked out once, and remembered while all of them
+    fit into `most_bytes`."""
+
+    def __init__(self, net: Network, samples: int, most_bytes: int = 2**29) -> None:
+        self._net, self._samples, self._most = net, samples, most_bytes
+        self._rows: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor, index: Tensor) -> Tensor:
+        """`(B, D, ...)` of the inputs x `(B, ...)` that have the numbers `index` `(B,)`."""
+        numbers = [int(number) for number in index]
+        new = [place for place, number in enumerate(numbers) if number not in self._rows]
+        if not new:
+            return torch.stack([self._rows[number] for number in numbers])
+        found = self._net.features(x[new])
+        if len(new) == len(x) and found[0].nbytes * self._samples > self._most:
+            return found
+        self._rows |= {numbers[place]: row for place, row in zip(new, found, strict=True)}
+        return torch.stack([self._rows[number] for number in numbers])
+
+
 def endless_batches(data: UnlabelledData, size: int, rng: Rng) -> Iterator[UnlabelledBatch]:
     """Shuffled batches of `data`, which must not be empty, for as long as anybody asks."""
     for epoch in itertools.count():

@@ -29,6 +29,7 @@ from fedshift.functional.mixtures import Among, Axes, Mixture, Sample, fit_mixtu
 from fedshift.functional.noise import add_noise
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.clients import (
+    FrozenFeatures,
     count_absent,
     endless_batches,
     frozen_copy,
@@ -129,11 +130,12 @@ def adapt(site: Unlabelled, extractor: Weights, classifier: Weights, source: Sou
         local.load_state_dict(add_noise(local.state_dict(), NUDGE, rng.child("nudge").torch()))
     lambda_st = hyper.lambda_st if hyper.self_training else 0.0
     sample = Sample(len(site.train), hyper.points, rng.child("sample").torch())
+    features_of = FrozenFeatures(net, len(site.train))
     seen: list[tuple[float, float]] = []
 
     def loss_of(batch: UnlabelledBatch) -> Tensor:
         with torch.no_grad():
-            features = net.features(batch.x)
+            features = features_of(batch.x, batch.index)
             shared = net.head(features)
             trust = (
                 typicality(features, source.axes, source.mixture, hyper.weigh_among)
