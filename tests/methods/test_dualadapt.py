@@ -24,7 +24,7 @@ from fedshift.functional.discrepancy import discrepancy
 from fedshift.functional.mixtures import Axes, Mixture, typicality
 from fedshift.methods import dualadapt
 from fedshift.methods.base import SHARED
-from fedshift.methods.clients import FrozenFeatures, split_network
+from fedshift.methods.clients import FrozenFeatures, split_network, track_statistics
 from fedshift.methods.dualadapt import Adapted, DualAdapt, Hyper, State, adapt, client_loss, describe, mixup, optimise
 from fedshift.methods.local import weights_of
 from fedshift.rng import Rng
@@ -53,12 +53,14 @@ def make_plan(hyper: Hyper, **training: Any) -> Plan:
     return Plan("", "dualadapt", "multi-adapt", ("a",), 0, 1, model, Training(**(how | training)), keys)
 
 
-def make_client(folder: Path, hyper: Hyper, samples: int = 36, policy: int = 2, **training: Any) -> Unlabelled:
+def make_client(
+    folder: Path, hyper: Hyper, samples: int = 36, policy: int = 2, round: int = 1, **training: Any
+) -> Unlabelled:
     """A client as a machine of its own has it: its pictures, no labels, and no data set in which a source could be."""
     images, _ = shapes(samples, (0.2, 0.4, 1.0), 0.1, seed=3)
     spec = SiteSpec("b", "unlabelled", DataSource(), ("b",), folder, Policy(min_samples=policy))
     split, none = Split(images, None), Split(images[:0], None)
-    return Unlabelled(spec, make_plan(hyper, **training), Domain("b", split, none, none), NAMES, 1)
+    return Unlabelled(spec, make_plan(hyper, **training), Domain("b", split, none, none), NAMES, round)
 
 
 def make_home(folder: Path, hyper: Hyper, samples: int = 36, **training: Any) -> Labelled:
@@ -98,7 +100,7 @@ def test_mixup_is_the_mean_of_neighbours() -> None:
 
 
 def test_eq_6_is_the_weighted_discrepancy_over_mixed_up_pictures(tmp_path: Path) -> None:
-    home = make_home(tmp_path, Hyper(), batch_size=36)
+    home = make_home(tmp_path, Hyper(weigh_among="fitted"), batch_size=36)
     now = start(home.plan)
     source = describe(home, **now, rng=RNG)
     local = {name: {k: v + scale for k, v in now["classifier"].items()} for name, scale in (("b", 0.1), ("c", -0.2))}
@@ -209,8 +211,9 @@ def test_features_are_worked_out_once_a_sample_while_they_fit_into_memory() -> N
 
 
 def test_clients_descend_plainly_without_momentum(tmp_path: Path) -> None:
-    """Two batches of Eq. (5), by hand; the run's momentum is for the home."""
-    site = make_client(tmp_path, Hyper(mixtures=False, lambda_st=0.5), samples=24, weight_decay=0.01)
+    """Two batches of Eq. (5), by hand; the run's momentum and schedule are for the home."""
+    how = {"weight_decay": 0.01, "schedule": "step:1:0.1"}
+    site = make_client(tmp_path, Hyper(mixtures=False, lambda_st=0.5), samples=24, round=3, **how)
     sent = with_source(tmp_path, Hyper(mixtures=False))
     net = split_network(site.plan).eval()
     net.backbone.load_state_dict(sent["extractor"])
@@ -353,6 +356,31 @@ def test_fed_oracle_adapts_on_the_clients_own_pictures(data: Path, monkeypatch: 
     run = fit("fed-oracle", data, rounds=1)
     assert run.results["counters"] == {}
     assert "Not to deploy" in (run.path / "MODEL_CARD.md").read_text()
+
+
+@pytest.mark.parametrize(("method", "follows"), [("dualadapt", True), ("fed-oracle", False)])
+def test_running_statistics_follow_the_homes_pictures_only(
+    method: str, follows: bool, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[tuple[bool, bool]] = []
+    monkeypatch.setattr(
+        dualadapt,
+        "track_statistics",
+        lambda net, wanted: turns.append((next(net.head.parameters()).requires_grad, wanted)),
+    )
+    fit(method, data, rounds=1)
+    assert set(turns) == {(False, follows), (True, True)}  # turns of the extractor alone, turns with labels
+
+
+def test_statistics_are_tracked_or_not() -> None:
+    net = split_network(make_plan(Hyper())).train()
+    before = weights_of(net)
+    track_statistics(net, False)
+    net(torch.rand(4, 3, 16, 16))
+    assert all(torch.equal(before[key], value) for key, value in weights_of(net).items() if "running" in key)
+    track_statistics(net, True)
+    net(torch.rand(4, 3, 16, 16))
+    assert not any(torch.equal(before[key], value) for key, value in weights_of(net).items() if "running" in key)
 
 
 def test_dualadapt_has_no_copy_of_anybodys_data(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ from fedshift.methods.clients import (
     paired_network,
     paired_weights,
     split_network,
+    track_statistics,
 )
 from fedshift.methods.local import augmentation, sgd, train_batches, weights_of, with_weights
 from fedshift.nn.network import Network
@@ -52,7 +53,7 @@ class Hyper:
     """R_c, the clients' iterations, is the common key local_epochs."""
 
     lambda_st: float = 1.0
-    """Weight of the pseudo labels in Eq. (5)."""
+    """Weight of the pseudo labels in Eq. (5). They win over the discrepancy where lambda_st W(x) > 2."""
     pretrain_epochs: float = 10.0
     """Passes over the home's data before the first round."""
     server_epochs: float = 1.0
@@ -61,8 +62,8 @@ class Hyper:
     """Whether clients learn from pseudo labels; false: from the discrepancy alone (Table 5)."""
     mixtures: bool = True
     """Whether Gaussian mixtures weigh samples; false: all weigh 1 and no mixture is fitted or sent (Table 5)."""
-    weigh_among: Among = "fitted"
-    """Whom W(x) compares x with: the points that the mixture was fitted to, or the other samples of the batch."""
+    weigh_among: Among = "batch"
+    """Whom W(x) compares x with: the other samples of its batch, or the points that the mixture was fitted to."""
     components_per_class: int = 2
     """Components of a mixture, times the number of classes."""
     energy: float = 0.8
@@ -149,7 +150,9 @@ def adapt(site: Unlabelled, extractor: Weights, classifier: Weights, source: Sou
 
     optimizer = sgd(local.parameters(), site)
     for group in optimizer.param_groups:
-        group["momentum"] = 0.0  # sec. 3.3: plain gradient descent at clients, momentum at the server
+        # Sec. 3.3: plain gradient descent at clients, momentum at the server. The schedule is the server's too: F_l
+        # starts at F_g in every round, and at a rate near 0 it would stay there.
+        group.update(momentum=0.0, lr=training.lr)
     batches = site.train.batches(training.batch_size, rng, training.local_epochs)
     train_batches(batches, loss_of, optimizer, training.precision)
     mixture = _fit(site, sample, source.axes, rng) if source else None
@@ -230,7 +233,7 @@ def optimise(
     heads = {client: frozen_copy(net.head, weights) for client, weights in sorted(local.items())}
     # Mixtures are of features that G made when the clients had it.
     before = copy.deepcopy(net).eval().requires_grad_(False)
-    stand_ins = _stand_ins(home, tuple(heads), rng)
+    stand_ins, own_pictures = _stand_ins(home, tuple(heads), rng), not isinstance(home, WithTargets)
     losses: dict[bool, list[float]] = {True: [], False: []}
 
     def align(x: Tensor, clients: Iterable[str]) -> Tensor:
@@ -247,6 +250,7 @@ def optimise(
     def loss_of(turn: tuple[bool, LabelledBatch]) -> Tensor:
         is_alignment, batch = turn
         net.head.requires_grad_(not is_alignment)
+        track_statistics(net, own_pictures or not is_alignment)
         if is_alignment:
             loss = torch.stack([align(x, clients) for x, clients in stand_ins(batch.x)]).sum()  # line 17
         else:
@@ -335,13 +339,14 @@ class DualAdapt:
         return paired_network(plan)  # Eq. (7)
 
 
-DUALADAPT = About("dualadapt", ("multi-adapt",), "Yao et al., WACV 2022")
+DUALADAPT = About("dualadapt", ("multi-adapt",), "Yao et al., WACV 2022", defaults={"local_epochs": 3.0})
 FED_ORACLE = About(
     "fed-oracle",
     ("multi-adapt",),
     "Yao et al., WACV 2022: DualAdapt's bound",
     "the clients' unlabelled data at the home: a bound, not to deploy",
     data="target-copies",
+    defaults=DUALADAPT.defaults,
     hyper={"mixtures": False},
     unsent=frozenset({"mixture"}),
 )
