@@ -26,7 +26,6 @@ from fedshift.nn.network import Network
 from fedshift.nn.segmentation import with_light_head
 from fedshift.rng import Rng
 
-
 MOMENTUM = 0.1
 """By how much a batch moves running statistics: torch's own value, which all networks here have."""
 
