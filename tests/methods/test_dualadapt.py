@@ -24,7 +24,7 @@ from fedshift.functional.discrepancy import discrepancy
 from fedshift.functional.mixtures import Axes, Mixture, typicality
 from fedshift.methods import dualadapt
 from fedshift.methods.base import SHARED
-from fedshift.methods.clients import FrozenFeatures, split_network, track_statistics
+from fedshift.methods.clients import FrozenFeatures, split_network
 from fedshift.methods.dualadapt import Adapted, DualAdapt, Hyper, State, adapt, client_loss, describe, mixup, optimise
 from fedshift.methods.local import weights_of
 from fedshift.rng import Rng
@@ -356,31 +356,6 @@ def test_fed_oracle_adapts_on_the_clients_own_pictures(data: Path, monkeypatch: 
     run = fit("fed-oracle", data, rounds=1)
     assert run.results["counters"] == {}
     assert "Not to deploy" in (run.path / "MODEL_CARD.md").read_text()
-
-
-@pytest.mark.parametrize(("method", "follows"), [("dualadapt", True), ("fed-oracle", False)])
-def test_running_statistics_follow_the_homes_pictures_only(
-    method: str, follows: bool, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turns: list[tuple[bool, bool]] = []
-    monkeypatch.setattr(
-        dualadapt,
-        "track_statistics",
-        lambda net, wanted: turns.append((next(net.head.parameters()).requires_grad, wanted)),
-    )
-    fit(method, data, rounds=1)
-    assert set(turns) == {(False, follows), (True, True)}  # turns of the extractor alone, turns with labels
-
-
-def test_statistics_are_tracked_or_not() -> None:
-    net = split_network(make_plan(Hyper())).train()
-    before = weights_of(net)
-    track_statistics(net, False)
-    net(torch.rand(4, 3, 16, 16))
-    assert all(torch.equal(before[key], value) for key, value in weights_of(net).items() if "running" in key)
-    track_statistics(net, True)
-    net(torch.rand(4, 3, 16, 16))
-    assert not any(torch.equal(before[key], value) for key, value in weights_of(net).items() if "running" in key)
 
 
 def test_dualadapt_has_no_copy_of_anybodys_data(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,6 @@ from fedshift.nn.network import Network
 from fedshift.nn.segmentation import with_light_head
 from fedshift.rng import Rng
 
-MOMENTUM = 0.1
-"""By how much a batch moves running statistics: torch's own value, which all networks here have."""
-
 
 def split_network(plan: Plan) -> Network:
     """The plan's net as an extractor G, its backbone, and a classifier F, its head."""
@@ -55,14 +52,6 @@ def frozen_copy(head: nn.Module, weights: Weights) -> nn.Module:
     twin = copy.deepcopy(head)
     twin.load_state_dict(dict(weights))
     return twin.eval().requires_grad_(False)
-
-
-def track_statistics(net: nn.Module, wanted: bool) -> None:
-    """Whether the running statistics of `net`'s normalisation follow the batches that it trains on. Those of several
-    domains in turn would end up between all of them, and fit none when the net is used."""
-    for module in net.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.momentum = MOMENTUM if wanted else 0.0
 
 
 class FrozenFeatures:

@@ -8,7 +8,7 @@ Algorithm 1, line by line. G is the extractor, F_g the shared classifier, F_l^i 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -37,7 +37,6 @@ from fedshift.methods.clients import (
     paired_network,
     paired_weights,
     split_network,
-    track_statistics,
 )
 from fedshift.methods.local import augmentation, sgd, train_batches, weights_of, with_weights
 from fedshift.nn.network import Network
@@ -233,12 +232,16 @@ def optimise(
     heads = {client: frozen_copy(net.head, weights) for client, weights in sorted(local.items())}
     # Mixtures are of features that G made when the clients had it.
     before = copy.deepcopy(net).eval().requires_grad_(False)
-    stand_ins, own_pictures = _stand_ins(home, tuple(heads), rng), not isinstance(home, WithTargets)
+    stand_ins, has_clients_data = _stand_ins(home, tuple(heads), rng), isinstance(home, WithTargets)
     losses: dict[bool, list[float]] = {True: [], False: []}
 
-    def align(x: Tensor, clients: Iterable[str]) -> Tensor:
+    def features_of(pictures: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Pictures of several places go through G as one batch: in use the same statistics normalise all of them."""
+        return net.features(torch.cat(list(pictures))).split([len(x) for x in pictures])
+
+    def align(x: Tensor, features: Tensor, clients: Iterable[str]) -> Tensor:
         """Eq. (6) for the clients that x stands for."""
-        features, then = net.features(x), before.features(x) if axes else None
+        then = before.features(x) if axes else None
         shared, total = net.head(features), torch.zeros((), device=x.device)
         for client in clients:
             terms = discrepancy(heads[client](features), shared)
@@ -250,11 +253,14 @@ def optimise(
     def loss_of(turn: tuple[bool, LabelledBatch]) -> Tensor:
         is_alignment, batch = turn
         net.head.requires_grad_(not is_alignment)
-        track_statistics(net, own_pictures or not is_alignment)
+        others = stand_ins(batch.x) if is_alignment or has_clients_data else []
+        own = [] if is_alignment and not has_clients_data else [batch.x]
+        features = features_of([*own, *(x for x, _ in others)])
         if is_alignment:
-            loss = torch.stack([align(x, clients) for x, clients in stand_ins(batch.x)]).sum()  # line 17
+            terms = [align(x, f, clients) for (x, clients), f in zip(others, features[len(own) :], strict=True)]
+            loss = torch.stack(terms).sum()  # line 17
         else:
-            loss = cross_entropy(net(batch.x), batch.y)  # line 18
+            loss = cross_entropy(net.scores(features[0], batch.x.shape[-2:]), batch.y)  # line 18
         losses[is_alignment].append(float(loss.detach()))
         return loss
 
