@@ -319,9 +319,10 @@ def fit(method: str, root: Path, hyper: dict[str, Any] | None = None, **keys: An
     return fedshift.fit(method, data_dir=root, **own, **({"policy": {"min_samples": 2}} | common | keys))
 
 
-def test_bad_clients_are_skipped_or_cut_down_and_named(data: Path) -> None:
+@pytest.mark.parametrize("few", [0, 1])
+def test_bad_clients_are_skipped_or_cut_down_and_named(few: int, data: Path) -> None:
     write_domain(data, "blue", train=6)
-    write_domain(data, "coral", train=1)
+    write_domain(data, "coral", train=few)
     run = fit("dualadapt", data)
     counters = run.results["counters"]
     assert counters["skipped.coral.site-policy"] == 2  # in both rounds
