@@ -19,7 +19,7 @@ from fedshift.bench.tables import make_table, markdown
 
 HERE = Path(__file__).parent
 RULES = {"last": "Last round", "source_val": "Round chosen on source validation"}
-BOUNDS = ("Oracle", "DeepAll")
+BOUNDS = ("Oracle", "DeepAll", "Fed-oracle", "Cent-MCD")
 PLACE = re.compile(r"(<!-- table (\S+?)(?: minus (.+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
