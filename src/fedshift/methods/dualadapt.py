@@ -237,7 +237,8 @@ def optimise(
 
     def features_of(pictures: Sequence[Tensor]) -> Sequence[Tensor]:
         """Pictures of several places go through G as one batch: in use the same statistics normalise all of them."""
-        return net.features(torch.cat(list(pictures))).split([len(x) for x in pictures])
+        parts: Sequence[Tensor] = net.features(torch.cat(list(pictures))).split([len(x) for x in pictures])
+        return parts
 
     def align(x: Tensor, features: Tensor, clients: Iterable[str]) -> Tensor:
         """Eq. (6) for the clients that x stands for."""
