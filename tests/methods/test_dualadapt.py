@@ -170,6 +170,23 @@ def with_source(folder: Path, hyper: Hyper) -> dict[str, Any]:
     return now | {"source": describe(home, **now, rng=RNG) if hyper.mixtures else None}
 
 
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5])
+def test_how_much_a_clients_own_classifier_counts_can_be_set(share: float) -> None:
+    plan = make_plan(Hyper())
+    now = start(plan)
+    own = {key: value + 0.3 * torch.randn_like(value) for key, value in now["classifier"].items()}
+    models = DualAdapt(Hyper(local_share=share)).models(State(**now, local={"b": own}, pretrained=True))
+    net, plain, x = DualAdapt.network(plan).eval(), split_network(plan).eval(), torch.rand(4, 3, 16, 16)
+    net.load_state_dict(dict(models["b"]))
+    plain.backbone.load_state_dict(now["extractor"])
+    probabilities = []
+    for head in (now["classifier"], own):
+        plain.head.load_state_dict(head)
+        probabilities.append(plain(x).softmax(1))
+    expected = (1 - share) * probabilities[0] + share * probabilities[1]
+    assert torch.allclose(net(x).softmax(1), expected, atol=1e-6)
+
+
 def test_a_client_adapts_without_any_source_data(tmp_path: Path) -> None:
     site = make_client(tmp_path, Hyper())
     sent = with_source(tmp_path, Hyper())
@@ -293,7 +310,16 @@ def test_missing_clients_keep_their_classifier_and_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["lambda_st=-1", "pretrain_epochs=-1", "server_epochs=0", "components_per_class=0", "energy=0", "points=0"]
+    "key",
+    [
+        "lambda_st=-1",
+        "pretrain_epochs=-1",
+        "server_epochs=0",
+        "components_per_class=0",
+        "energy=0",
+        "points=0",
+        "local_share=2",
+    ],
 )
 def test_keys_out_of_range_are_refused(key: str) -> None:
     name, value = key.split("=")

@@ -39,12 +39,13 @@ def paired_network(plan: Plan) -> Network:
     return net
 
 
-def paired_weights(extractor: Weights, first: Weights, second: Weights | None) -> dict[str, Tensor]:
-    """Weights for `paired_network`. Without a second classifier the first one speaks alone."""
+def paired_weights(extractor: Weights, first: Weights, second: Weights | None, share: float = 0.5) -> dict[str, Tensor]:
+    """Weights for `paired_network`. The second classifier has `share` of the prediction; without one the first speaks
+    alone."""
     members = {"0": first, "1": first if second is None else second}
     weights = {f"backbone.{key}": value for key, value in extractor.items()}
     weights |= {f"head.members.{name}.{key}": value for name, head in members.items() for key, value in head.items()}
-    return weights | {"head.shares": torch.tensor([1.0, 0.0] if second is None else [0.5, 0.5])}
+    return weights | {"head.shares": torch.tensor([1.0, 0.0] if second is None else [1 - share, share])}
 
 
 def frozen_copy(head: nn.Module, weights: Weights) -> nn.Module:

@@ -69,6 +69,8 @@ class Hyper:
     """Share of the features' variance that the principal axes keep."""
     points: int = 8192
     """Most feature vectors that a mixture is fitted to."""
+    local_share: float = 0.5
+    """What a client's own classifier counts in its prediction (Eq. 7); the shared one counts the rest."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.lambda_st < float("inf"):
@@ -77,6 +79,8 @@ class Hyper:
             raise ValueError("pretrain_epochs must be 0 or more and server_epochs above 0")
         if self.components_per_class < 1 or self.points < 1:
             raise ValueError("components_per_class and points must be 1 or more")
+        if not 0 <= self.local_share <= 1:
+            raise ValueError(f"local_share must be 0 to 1, not {self.local_share}")
         if not 0 < self.energy <= 1:
             raise ValueError(f"energy must be above 0 and at most 1, not {self.energy}")
 
@@ -338,7 +342,10 @@ class DualAdapt:
         return local, mixtures
 
     def models(self, state: State) -> Mapping[str, Weights]:
-        own = {site: paired_weights(state.extractor, state.classifier, head) for site, head in state.local.items()}
+        share = self.hyper.local_share
+        own = {
+            site: paired_weights(state.extractor, state.classifier, head, share) for site, head in state.local.items()
+        }
         return {SHARED: paired_weights(state.extractor, state.classifier, None), **own}
 
     @staticmethod
