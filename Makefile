@@ -12,7 +12,7 @@ help: ## show this list
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[pretrained,docs,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[pretrained,tensorboard,mlflow,nvflare,docs,dev]"
 	touch $@
 
 setup: $(STAMP) ## install everything into .venv
@@ -21,7 +21,7 @@ demo: $(STAMP) ## train on built-in data, print a table, write runs/demo/report.
 	$(BIN)/fedshift demo
 
 test: $(STAMP) ## run all tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadgroup
 
 lint: $(STAMP) ## ruff, formatting, mypy --strict, import direction
 	$(BIN)/ruff check .

@@ -19,7 +19,7 @@ from fedshift.bench.tables import make_table, markdown
 
 HERE = Path(__file__).parent
 RULES = {"last": "Last round", "source_val": "Round chosen on source validation"}
-BOUNDS = ("Oracle", "DeepAll")
+BOUNDS = ("Oracle", "DeepAll", "Fed-oracle", "Cent-MCD")
 PLACE = re.compile(r"(<!-- table (\S+?)(?: minus (.+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -34,13 +34,23 @@ def collect(path: Path, row: str, runs: list[Path]) -> None:
             append(path, Record(**{**vars(record), "column": record.target or record.home or ""}))
 
 
+def by_client(record: Record) -> list[Record]:
+    """A multi-adapt run has a column for each client; any other run is in the one that it was collected for."""
+    if record.setting != "multi-adapt":
+        return [record]
+    return [
+        Record(**{**vars(record), "column": client, "scores": {client: scores}})
+        for client, scores in record.scores.items()
+    ]
+
+
 def tables(path: Path, baseline: str | None) -> str:
     """Markdown tables of a record file, one a rule; one for both rules where they chose the same rounds."""
     records, broken = read([path])
     assert not broken, f"{path} has {broken} lines that are not whole"
     if not records:
         return ""
-    records.sort(key=lambda record: record.column)
+    records = sorted((part for record in records for part in by_client(record)), key=lambda record: record.column)
     found: dict[str, list[str]] = {}
     for rule, words in RULES.items():
         table = make_table(

@@ -25,6 +25,7 @@ LAYERS = {
     "methods": 4,
     "runs": 5,
     "audit": 6,
+    "deploy": 6,
     "bench": 7,
     "report": 8,
     "cli": 9,

@@ -26,10 +26,17 @@ CATALOGUE: dict[str, str] = {
     "run-corrupt": "A file of the run (its checkpoints, model or results) cannot be read.",
     "disk": "A file of the run could not be written: the disk is full or not writable.",
     "method-needs": "The method cannot run on this data or with this architecture.",
+    "tracker": "A tracker's package is not installed, or what it writes to cannot be written.",
     "site-policy": "A site's own policy forbids what was asked.",
     "site-failed": "A step failed at a site, or too few sites answered.",
     "site-mismatch": "A site runs another version of fedshift, or describes its data differently.",
     "step-unknown": "A site was asked for a step it does not have.",
+    "engine-missing": "The package of an engine is not installed.",
+    "deploy-project": "The file that describes a federation is not usable.",
+    "deploy-kit": "A folder is not a kit of a federation, is damaged, or its certificate has run out.",
+    "deploy-port": "The port of the coordinator's server is in use.",
+    "server-offline": "The coordinator's server does not answer, or ended.",
+    "not-allowed": "The server or a site does not allow this to the user who asked.",
     "message-invalid": "A message could not be decoded or does not match its declared type.",
 }
 

@@ -58,6 +58,8 @@ def test_help_does_not_load_torch() -> None:
         (["predict", "no-such-run", "."], "run-missing", "no-such-run"),
         (["report", "no-such-run"], "run-missing", "no-such-run"),
         (["privacy", "nothing"], "unknown-name", "nothing"),
+        (["ui", "no-such-folder"], "data-missing", "no-such-folder"),
+        (["train", "--dataset", "digits", "--target", "photo", "--track", "mlfow"], "unknown-name", "'mlflow'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

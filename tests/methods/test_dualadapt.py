@@ -24,7 +24,7 @@ from fedshift.functional.discrepancy import discrepancy
 from fedshift.functional.mixtures import Axes, Mixture, typicality
 from fedshift.methods import dualadapt
 from fedshift.methods.base import SHARED
-from fedshift.methods.clients import split_network
+from fedshift.methods.clients import FrozenFeatures, split_network
 from fedshift.methods.dualadapt import Adapted, DualAdapt, Hyper, State, adapt, client_loss, describe, mixup, optimise
 from fedshift.methods.local import weights_of
 from fedshift.rng import Rng
@@ -53,12 +53,14 @@ def make_plan(hyper: Hyper, **training: Any) -> Plan:
     return Plan("", "dualadapt", "multi-adapt", ("a",), 0, 1, model, Training(**(how | training)), keys)
 
 
-def make_client(folder: Path, hyper: Hyper, samples: int = 36, policy: int = 2, **training: Any) -> Unlabelled:
+def make_client(
+    folder: Path, hyper: Hyper, samples: int = 36, policy: int = 2, round: int = 1, **training: Any
+) -> Unlabelled:
     """A client as a machine of its own has it: its pictures, no labels, and no data set in which a source could be."""
     images, _ = shapes(samples, (0.2, 0.4, 1.0), 0.1, seed=3)
     spec = SiteSpec("b", "unlabelled", DataSource(), ("b",), folder, Policy(min_samples=policy))
     split, none = Split(images, None), Split(images[:0], None)
-    return Unlabelled(spec, make_plan(hyper, **training), Domain("b", split, none, none), NAMES, 1)
+    return Unlabelled(spec, make_plan(hyper, **training), Domain("b", split, none, none), NAMES, round)
 
 
 def make_home(folder: Path, hyper: Hyper, samples: int = 36, **training: Any) -> Labelled:
@@ -98,7 +100,7 @@ def test_mixup_is_the_mean_of_neighbours() -> None:
 
 
 def test_eq_6_is_the_weighted_discrepancy_over_mixed_up_pictures(tmp_path: Path) -> None:
-    home = make_home(tmp_path, Hyper(), batch_size=36)
+    home = make_home(tmp_path, Hyper(weigh_among="fitted"), batch_size=36)
     now = start(home.plan)
     source = describe(home, **now, rng=RNG)
     local = {name: {k: v + scale for k, v in now["classifier"].items()} for name, scale in (("b", 0.1), ("c", -0.2))}
@@ -168,6 +170,23 @@ def with_source(folder: Path, hyper: Hyper) -> dict[str, Any]:
     return now | {"source": describe(home, **now, rng=RNG) if hyper.mixtures else None}
 
 
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5])
+def test_how_much_a_clients_own_classifier_counts_can_be_set(share: float) -> None:
+    plan = make_plan(Hyper())
+    now = start(plan)
+    own = {key: value + 0.3 * torch.randn_like(value) for key, value in now["classifier"].items()}
+    models = DualAdapt(Hyper(local_share=share)).models(State(**now, local={"b": own}, pretrained=True))
+    net, plain, x = DualAdapt.network(plan).eval(), split_network(plan).eval(), torch.rand(4, 3, 16, 16)
+    net.load_state_dict(dict(models["b"]))
+    plain.backbone.load_state_dict(now["extractor"])
+    probabilities = []
+    for head in (now["classifier"], own):
+        plain.head.load_state_dict(head)
+        probabilities.append(plain(x).softmax(1))
+    expected = (1 - share) * probabilities[0] + share * probabilities[1]
+    assert torch.allclose(net(x).softmax(1), expected, atol=1e-6)
+
+
 def test_a_client_adapts_without_any_source_data(tmp_path: Path) -> None:
     site = make_client(tmp_path, Hyper())
     sent = with_source(tmp_path, Hyper())
@@ -194,9 +213,24 @@ def test_frozen_parts_get_no_gradient_and_stay_as_they_are(tmp_path: Path, monke
     assert same(weights_of(net.backbone), sent["extractor"]) and same(weights_of(net.head), sent["classifier"])
 
 
+def test_features_are_worked_out_once_a_sample_while_they_fit_into_memory() -> None:
+    net = split_network(make_plan(Hyper())).eval()
+    x, seen = torch.rand(6, 3, 16, 16), [0]
+    net.backbone.register_forward_hook(lambda *call: seen.append(len(call[1][0])))
+    index = torch.tensor([4, 0, 2, 5, 1, 3])
+    with torch.no_grad():
+        expected = net.features(x)
+    for most, worked_out in ((2**20, 6), (1, 15)):
+        features, seen[:] = FrozenFeatures(net, 6, most), []
+        for places in ([0, 1, 2, 3], [4, 5, 2], [5, 0], [1, 1], [2, 4, 3, 0]):
+            assert torch.allclose(features(x[places], index[places]), expected[places], atol=1e-5)
+        assert sum(seen) == worked_out
+
+
 def test_clients_descend_plainly_without_momentum(tmp_path: Path) -> None:
-    """Two batches of Eq. (5), by hand; the run's momentum is for the home."""
-    site = make_client(tmp_path, Hyper(mixtures=False, lambda_st=0.5), samples=24, weight_decay=0.01)
+    """Two batches of Eq. (5), by hand; the run's momentum and schedule are for the home."""
+    how = {"weight_decay": 0.01, "schedule": "step:1:0.1"}
+    site = make_client(tmp_path, Hyper(mixtures=False, lambda_st=0.5), samples=24, round=3, **how)
     sent = with_source(tmp_path, Hyper(mixtures=False))
     net = split_network(site.plan).eval()
     net.backbone.load_state_dict(sent["extractor"])
@@ -276,7 +310,16 @@ def test_missing_clients_keep_their_classifier_and_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["lambda_st=-1", "pretrain_epochs=-1", "server_epochs=0", "components_per_class=0", "energy=0", "points=0"]
+    "key",
+    [
+        "lambda_st=-1",
+        "pretrain_epochs=-1",
+        "server_epochs=0",
+        "components_per_class=0",
+        "energy=0",
+        "points=0",
+        "local_share=2",
+    ],
 )
 def test_keys_out_of_range_are_refused(key: str) -> None:
     name, value = key.split("=")
@@ -302,9 +345,10 @@ def fit(method: str, root: Path, hyper: dict[str, Any] | None = None, **keys: An
     return fedshift.fit(method, data_dir=root, **own, **({"policy": {"min_samples": 2}} | common | keys))
 
 
-def test_bad_clients_are_skipped_or_cut_down_and_named(data: Path) -> None:
+@pytest.mark.parametrize("few", [0, 1])
+def test_bad_clients_are_skipped_or_cut_down_and_named(few: int, data: Path) -> None:
     write_domain(data, "blue", train=6)
-    write_domain(data, "coral", train=1)
+    write_domain(data, "coral", train=few)
     run = fit("dualadapt", data)
     counters = run.results["counters"]
     assert counters["skipped.coral.site-policy"] == 2  # in both rounds

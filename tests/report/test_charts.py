@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from fedshift.report.accounts import per_round
 from fedshift.report.charts import BYTES, HEIGHT, PERCENT, PLAIN, WIDTH, Line, colour, line_chart, middle, site_lines
-from fedshift.report.details import per_round
 from fedshift.report.matrix import class_scores, confusion, shade, shares
 from fedshift.report.scales import Scale, padded, runs_of, spread, step_of, thin, tick_text, ticks
 from fedshift.report.words import byte_size, compact, duration, explain_counter, kind_meanings, percent, sentence_list
@@ -112,7 +112,7 @@ def test_more_sites_than_colours_become_faint_with_their_median() -> None:
     chart = line_chart("t", lines, PLAIN)
     assert chart is not None and [end.label for end in chart.ends] == ["median of 9"]
     few = site_lines({"a": [(1, 1.0)], "": [(1, 2.0)]}, {"a": "c3"})
-    assert [(line.label, line.style) for line in few] == [("a", "c3"), ("all sites", "c0")]
+    assert [(line.label, line.style) for line in few] == [("a", "c3"), ("", "c0")]
 
 
 def test_the_middle_uses_the_lines_that_have_a_value() -> None:

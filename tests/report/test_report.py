@@ -157,11 +157,11 @@ def test_data_sets_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_one_line_a_run_and_one_a_site(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / m, m, notes={"site_weight": 0.5}) for m in ("fedavg", "source-only")]
+    runs = [write_run(tmp_path / m, m, notes={"some_metric": 0.7}) for m in ("fedavg", "source-only")]
     page = report(tmp_path, *runs)
-    # Overview: 2 charts of 2 runs. Each run: 3 domains, 2 sites' losses, 2 sites' weights, bytes up and down.
-    assert page.count("polyline") == 2 * 2 + 2 * (3 + 2 + 2 + 2)
-    assert "Site weight" in page.text and "Train loss" in page.text
+    # Overview: 2 charts of 2 runs. Each run: 3 domains, 2 sites' losses, 2 sites' metric, bytes up and down, seconds.
+    assert page.count("polyline") == 2 * 2 + 2 * (3 + 2 + 2 + 2 + 1)
+    assert "Some metric" in page.text and "Training loss" in page.text
     assert page.count("path", **{"class": "ring"}) == 2 * 2 + 2 * 1
     # Test scores 0.30, 0.55, 0.50 on an axis from 0.30 to 0.55, 190 pixels high.
     assert 'points="0,190 500,0 1000,38"' in page.html
@@ -176,7 +176,10 @@ def test_what_a_run_shows(tmp_path: Path) -> None:
     assert [text for _, text in domains[3]][1:] == [
         *("target, held out for testing", "812", "101", "204", "", "50.0", "50.0", "55.0"),
     ]
-    assert page.rows("ledger")[1:] == [["chalk", "3.0 kB3×", "nothing"], ["street", "nothing", "8 B1×"]]
+    assert page.rows("ledger")[1:] == [
+        ["chalk", "3.0 kB750 values, 3×", "nothing"],
+        ["street", "nothing", "8 B1 value, 1×"],
+    ]
     assert "model parameters and normalisation statistics" in page.text
     assert page.rows("counters") == [
         [

@@ -109,7 +109,7 @@ def test_labels_of_a_target_are_left_alone_and_the_run_says_so(tiny_data: Path) 
 def test_a_target_without_images_is_named(tiny_data: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_data, tmp_path / "data")
     write_domain(tmp_path / "data", "dim", train=0)
-    with pytest.raises(InputError, match="dim: it has no images to train on"):
+    with pytest.raises(InputError, match="target 'dim' has no training data to adapt to"):
         fedshift.fit("fedavg", data_dir=tmp_path / "data", setting="adapt", target="dim", rounds=1, workers=0)
 
 

@@ -201,7 +201,7 @@ def compare(counted: SiteCost, formula: Formula, network: Mapping[str, Part], si
 
 def _flops_of(network: Mapping[str, Part], sites: int) -> dict[str, float]:
     extractor, classifier = network["G"], network["F"]
-    judge = {"D": network["D"].forward_flops} if "D" in network else {}
+    judge: dict[str, float] = {"D": network["D"].forward_flops} if "D" in network else {}
     return judge | {
         "G": extractor.forward_flops,
         "F": classifier.forward_flops,

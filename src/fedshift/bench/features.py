@@ -18,6 +18,7 @@ from fedshift.data import open_dataset
 from fedshift.nn.network import Network
 from fedshift.runs.api import Run, as_inputs
 from fedshift.runs.config import make_config, read_config
+from fedshift.runs.features import flatten
 from fedshift.runs.planning import data_source
 
 POINTS = 1000
@@ -35,7 +36,7 @@ def feature_maps(records: Sequence[Record], order: Order) -> tuple[list[Sheet], 
         figure, axes = new_figure(len(own), rows=2)
         for number, record in enumerate(own):
             features, classes, domains, names = features_of(order.work / "jobs" / record.job)
-            points = placed(features)
+            points = flatten(features)
             above, below = axes[number], axes[len(own) + number]
             above.scatter(points[:, 0], points[:, 1], c=classes % 20, cmap="tab20", s=6)
             for domain, name in enumerate(names):
@@ -68,12 +69,3 @@ def features_of(folder: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any],
         classes.append(np.zeros(len(part), np.int64) if part.labels is None else part.labels)
         domains.append(np.full(len(part), number))
     return np.concatenate(features), np.concatenate(classes), np.concatenate(domains), dataset.domains
-
-
-def placed(features: NDArray[Any]) -> NDArray[Any]:
-    """t-SNE to `(n, 2)`, the same for the same features."""
-    from sklearn.manifold import TSNE
-
-    perplexity = min(30.0, (len(features) - 1) / 3)
-    found: NDArray[Any] = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(features)
-    return found

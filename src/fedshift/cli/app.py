@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from fedshift.cli import deploy
 from fedshift.cli.audit import audit_app
 from fedshift.errors import SITE_FAILED, STOPPED, InputError
 
@@ -21,6 +22,11 @@ app = typer.Typer(
 weights_app = typer.Typer(help="Weights files.", no_args_is_help=True)
 app.add_typer(weights_app, name="weights")
 app.add_typer(audit_app, name="audit")
+app.add_typer(deploy.deploy_app, name="deploy")
+app.add_typer(deploy.site_app, name="site")
+app.add_typer(deploy.coordinator_app, name="coordinator")
+app.command()(deploy.status)
+app.command()(deploy.stop)
 
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")]
 
@@ -78,9 +84,13 @@ def train(
     attack: Annotated[
         list[str] | None, typer.Option(help="A bad site, for studies: poison:SITE:0.3, noise:SITE, other-task:SITE.")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="Where sites run.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Where sites run: inprocess, nvflare (real machines).")] = None,
+    federation: Annotated[Path | None, typer.Option(help="nvflare: the coordinator's folder.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory. Default: runs/METHOD-DATA-TARGET-seedN.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any configuration key, key=value.")] = None,
+    track: Annotated[
+        list[str] | None, typer.Option(help="Stream the metrics to tensorboard or mlflow too (extras of those names).")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="One process; a failing step shows its traceback, site and batch.")
@@ -110,13 +120,14 @@ def train(
         "image_size": image_size,
         "attack": attack,
         "engine": engine,
+        "federation": federation,
     }
     values = read_config(config) if config else {}
     values |= {key: value for key, value in flags.items() if value is not None}
     checked = make_config(apply_settings(values, set_ or []))
     folder = out or default_out(checked)
     try:
-        results = run(checked, folder, resume=resume, debug=debug, progress=for_terminal())
+        results = run(checked, folder, resume=resume, debug=debug, progress=for_terminal(), track=track or ())
     except KeyboardInterrupt:
         typer.echo(f"stopped; {folder} goes on with the same command and --resume", err=True)
         raise typer.Exit(STOPPED) from None
@@ -230,12 +241,38 @@ def predict(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.", metavar="RUN...")],
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
+    features: Annotated[
+        bool | None,
+        typer.Option(
+            "--features/--no-features",
+            help="Maps of features and samples with predictions, from the run's data. Default: for fewer than 8 runs.",
+        ),
+    ] = None,
 ) -> None:
     """Write one self-contained HTML page about one or several runs."""
     from fedshift.report import write_report
 
-    write_report(runs, out)
+    write_report(runs, out, features=features, say=lambda text: typer.echo(text, err=True))
     typer.echo(f"wrote {out}")
+
+
+@app.command()
+def ui(
+    folder: Annotated[
+        Path, typer.Argument(help="A folder with run directories somewhere in it.", metavar="DIR")
+    ] = Path("runs"),
+    port: Annotated[int | None, typer.Option(help="Default: 8642, or a free one where that is in use.")] = None,
+) -> None:
+    """Show runs while they go on, in a browser on this machine. Ctrl-C ends it; runs are not touched."""
+    from fedshift.report.live import open_server
+
+    with open_server(folder, port) as server:
+        typer.echo(f"{server.address} shows the runs below {folder}. Ctrl-C ends it.")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            server.stopping.set()
+            typer.echo("ended")
 
 
 @app.command()

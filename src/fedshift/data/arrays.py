@@ -88,7 +88,8 @@ class ImageArrays:
             labels = arrays.get(_array_name(part, "labels"))
             if labels is not None:
                 self._labels[part] = _check_labels(_array_name(part, "labels"), labels, len(images))
-        if not any(len(self._images.get(part, ())) for part in ("train", "")):
+        # An empty train_images is an answer: who may be without training data, a run's roles decide.
+        if not self._images.keys() & {"train", ""} or not any(map(len, self._images.values())):
             raise ArraysError("it has no images to train on; they must be called train_images or images.")
         missing = sorted(self._images.keys() - self._labels.keys())
         if self._labels and missing:

@@ -62,12 +62,15 @@ class Domain:
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where a data set is and how to read it: all that another process needs to open it again."""
+    """Where a data set is and how to read it: all that another process needs to open it again. `task` and `classes` are
+    what sites of a federation agreed on, for a folder that has no labels to tell them by."""
 
     name: str | None = None
     data_dir: Path | None = None
     image_size: int | None = None
     label_column: str | None = None
+    task: Task | None = None
+    classes: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

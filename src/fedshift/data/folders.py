@@ -11,7 +11,7 @@ from fedshift.data.arrays import ArraysError, ImageArrays, read_npz
 from fedshift.data.imagefiles import ImageFiles
 from fedshift.data.listing import Reading, image_files, list_domain, sub_folders
 from fedshift.data.raw import Problem, RawDomain, printable
-from fedshift.data.survey import Survey, mask_code, read_class_file, survey_images, survey_tables
+from fedshift.data.survey import Agreed, Survey, mask_code, read_class_file, survey_images, survey_tables
 from fedshift.errors import InputError
 
 SPLIT_FOLDER = "splits"
@@ -19,7 +19,9 @@ SPLIT_FOLDER = "splits"
 LAYOUTS = "fedshift reads <domain>/<class>/*.jpg|png, <domain>/images with <domain>/masks, <domain>.npz or <domain>.csv"
 
 
-def survey_folder(root: Path, image_size: int | None = None, label_column: str | None = None) -> Survey:
+def survey_folder(
+    root: Path, image_size: int | None = None, label_column: str | None = None, agreed: Agreed | None = None
+) -> Survey:
     """Look at all domains below a folder: those of images if there are any, else tables."""
     if not root.is_dir():
         raise InputError("data-missing", f"There is no folder {printable(root)}.")
@@ -34,7 +36,7 @@ def survey_folder(root: Path, image_size: int | None = None, label_column: str |
         raise InputError("data-layout", f"There are no domains in {printable(root)}; {LAYOUTS}.")
     if label_column is not None:
         raise InputError("config-value", f"label_column is for tables, but {printable(root)} holds images.")
-    return _survey_images(name, root, folders, archives, image_size, _ignored(sheets, "the data are images"))
+    return _survey_images(name, root, folders, archives, image_size, _ignored(sheets, "the data are images"), agreed)
 
 
 def read_archive(path: Path, name: str, classes: tuple[str, ...] | None) -> tuple[RawDomain | None, list[Problem]]:
@@ -53,6 +55,7 @@ def _survey_images(
     archives: Sequence[Path],
     image_size: int | None,
     warnings: list[str],
+    agreed: Agreed | None,
 ) -> Survey:
     lines = read_class_file(root)
     domains: list[RawDomain] = []
@@ -70,7 +73,7 @@ def _survey_images(
     classes, code = lines, None
     if lines is not None and any(domain.task == "segmentation" for domain in domains):
         classes, code = mask_code(lines)
-    return survey_images(name, domains, image_size, classes, code, problems, warnings)
+    return survey_images(name, domains, image_size, classes, code, problems, warnings, agreed)
 
 
 def _survey_sheets(name: str, sheets: Sequence[Path], label_column: str | None, warnings: list[str]) -> Survey:

@@ -9,7 +9,7 @@ from fedshift.data.domain import Dataset, DataSource
 from fedshift.data.folders import survey_folder
 from fedshift.data.public import PUBLIC, how_to_get, survey_public
 from fedshift.data.raw import Progress
-from fedshift.data.survey import Survey, open_survey
+from fedshift.data.survey import Agreed, Survey, open_survey
 from fedshift.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def survey(source: DataSource) -> Survey:
     if source.name is None:
         if source.data_dir is None:
             raise InputError("config-value", "No data: name a data set with --dataset or a folder with --data-dir.")
-        return survey_folder(source.data_dir, size, source.label_column)
+        agreed = None if source.task is None else Agreed(source.task, source.classes or ())
+        return survey_folder(source.data_dir, size, source.label_column, agreed)
     if source.name in _builtin():
         raise InputError("config-value", f"{source.name} comes with fedshift: there is nothing to check.")
     if source.name not in PUBLIC:

@@ -38,6 +38,14 @@ class Survey:
     columns: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Agreed:
+    """What others know of data that have no labels themselves: the sites of a federation agreed on it."""
+
+    task: Task
+    classes: tuple[str, ...]
+
+
 def survey_images(
     name: str,
     domains: Sequence[RawDomain],
@@ -46,15 +54,19 @@ def survey_images(
     code: MaskCode | None = None,
     problems: Sequence[Problem] = (),
     warnings: Sequence[str] = (),
+    agreed: Agreed | None = None,
 ) -> Survey:
-    """Domains of images, with classes or masks. `classes` (for masks, with `code`) fixes the class list."""
+    """Domains of images, with classes or masks. `classes` (for masks, with `code`) fixes the class list; where no
+    domain has labels, what is `agreed` does."""
     found = [*problems, *(problem for domain in domains for problem in domain.problems)]
     remarks = [*warnings, *(warning for domain in domains for warning in domain.warnings)]
     tasks = {domain.task for domain in domains} - {None}
     task: Task = "segmentation" if "segmentation" in tasks else "classification"
+    if agreed is not None and not tasks:
+        task, classes, code = agreed.task, agreed.classes, MaskCode({})
     if len(tasks) == 2:
         found.append(Problem("data-layout", f"{name} mixes domains with class folders and domains with masks."))
-    if domains and not tasks:
+    if domains and not tasks and agreed is None:
         found.append(
             Problem("data-layout", f"No domain of {name} has labels: there are neither class folders nor masks.")
         )

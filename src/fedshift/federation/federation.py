@@ -193,11 +193,11 @@ class Federation:
         raise SiteError(
             "site-failed",
             f"round {self.round}, step {step.name}: {len(replies)} of {len(requests)} sites gave a usable answer and"
-            f" {needed} are needed. {_told(replies.absent(), self.engine.where_to_look)}",
+            f" {needed} are needed. {tell_absent(replies.absent(), self.engine.where_to_look)}",
         )
 
 
-def _told(absent: Mapping[str, str], where_to_look: str) -> str:
+def tell_absent(absent: Mapping[str, str], where_to_look: str) -> str:
     """Who is absent and why, in the coordinator's own words for the codes that crossed, and which log to open first."""
     by_reason: dict[str, list[str]] = {}
     for site, reason in sorted(absent.items()):

@@ -55,13 +55,17 @@ def agree(fed: Federation, sites: Sequence[str], rewind_to: int) -> dict[str, De
     }
 
 
-def _compare(site: str, facts: Mapping[str, object], model: ModelSpec) -> None:
+def require_same_version(site: str, facts: Mapping[str, object]) -> None:
     if facts.get("version") != __version__:
         raise SiteError(
             "site-mismatch",
             f"site {site!r} runs fedshift {facts.get('version')}, the coordinator {__version__}:"
             " install the same version at both",
         )
+
+
+def _compare(site: str, facts: Mapping[str, object], model: ModelSpec) -> None:
+    require_same_version(site, facts)
     if facts.get("classes") != list(model.classes):
         theirs, ours = set(map(str, facts.get("classes") or [])), set(model.classes)  # type: ignore[call-overload]
         raise SiteError(

@@ -17,7 +17,7 @@ from fedshift.errors import FedshiftError, SiteError
 from fedshift.federation import codec
 from fedshift.federation.kinds import Release, kinds
 from fedshift.federation.ledger import Ledger
-from fedshift.federation.site import Evaluated, Site, SiteHost
+from fedshift.federation.site import Evaluated, Site, SiteHost, SiteSpec
 from fedshift.rng import Rng
 
 R = TypeVar("R", bound=Release)
@@ -66,29 +66,36 @@ class Request:
     nonce: str
     body: bytes
 
+    @property
+    def head(self) -> dict[str, str | int]:
+        """All but the body, for JSON."""
+        return {"site": self.site, "step": self.step, "round": self.round, "nonce": self.nonce}
+
 
 def answer(host: SiteHost, request: Request, *, debug: bool = False) -> bytes:
-    """Runs a step at its site and packs what may leave. An exception's text stays in the site's own log:
+    """Runs a step at its site and packs what may leave."""
+    return pack_answer(host.spec, request, lambda: _run(host, request), debug=debug)
+
+
+def pack_answer(
+    spec: SiteSpec, request: Request, work: Callable[[], tuple[Release, int]], *, debug: bool = False
+) -> bytes:
+    """What `work` releases, recorded in the site's ledger and packed. An exception's text stays in the site's own log:
     only its code crosses. With `debug` (one process, one user) it is raised instead, naming step, site and round."""
     started = time.perf_counter()
-    envelope: dict[str, Any] = {
-        "site": host.spec.name,
-        "step": request.step,
-        "round": request.round,
-        "nonce": request.nonce,
-    }
+    envelope: dict[str, Any] = request.head | {"site": spec.name}
     try:
-        release, clipped = _run(host, request)
+        release, clipped = work()
         envelope |= {"code": None, "release": release, "clipped": clipped}
         data = codec.pack(envelope | {"seconds": _duration(started)})
-        Ledger(host.spec.folder).record(request.round, request.step, release)
+        Ledger(spec.folder).record(request.round, request.step, release)
         return data
     except Exception as error:
         if debug:
-            error.add_note(f"in step {request.step} at site {host.spec.name!r}, round {request.round}")
+            error.add_note(f"in step {request.step} at site {spec.name!r}, round {request.round}")
             raise
         text = error.message if isinstance(error, FedshiftError) else traceback.format_exc()
-        Ledger(host.spec.folder).log(f"round {request.round}, step {request.step}: {text}")
+        Ledger(spec.folder).log(f"round {request.round}, step {request.step}: {text}")
         code = error.code if isinstance(error, FedshiftError) else "site-failed"
         return codec.pack(envelope | {"code": code, "release": None, "seconds": _duration(started)})
 

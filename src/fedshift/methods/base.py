@@ -26,8 +26,8 @@ class About:
     """`data` says who may see what: `federated` is the setting's own rule. `source-copies` gives every client a copy of
     the home's labelled data. `pooled` brings all sources to one place, `target-copies` the clients' data to the home,
     `target-labels` uses the labels of the targets: upper bounds to compare with, never something to deploy.
-    `defaults` are the paper's values of common configuration keys. `hyper` is what makes a variant of a method: keys that
-    have other values than the method's own and cannot be set. `unsent` are fields that its steps therefore leave empty."""
+    `defaults` are the paper's values of common configuration keys. `hyper` is what makes a variant of a method: keys
+    that cannot be set to anything else. `unsent` are fields of its releases that it therefore leaves empty."""
 
     name: str
     settings: tuple[Setting, ...]

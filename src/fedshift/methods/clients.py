@@ -39,12 +39,13 @@ def paired_network(plan: Plan) -> Network:
     return net
 
 
-def paired_weights(extractor: Weights, first: Weights, second: Weights | None) -> dict[str, Tensor]:
-    """Weights for `paired_network`. Without a second classifier the first one speaks alone."""
+def paired_weights(extractor: Weights, first: Weights, second: Weights | None, share: float = 0.5) -> dict[str, Tensor]:
+    """Weights for `paired_network`. The second classifier has `share` of the prediction; without one the first speaks
+    alone."""
     members = {"0": first, "1": first if second is None else second}
     weights = {f"backbone.{key}": value for key, value in extractor.items()}
     weights |= {f"head.members.{name}.{key}": value for name, head in members.items() for key, value in head.items()}
-    return weights | {"head.shares": torch.tensor([1.0, 0.0] if second is None else [0.5, 0.5])}
+    return weights | {"head.shares": torch.tensor([1.0, 0.0] if second is None else [1 - share, share])}
 
 
 def frozen_copy(head: nn.Module, weights: Weights) -> nn.Module:
@@ -52,6 +53,28 @@ def frozen_copy(head: nn.Module, weights: Weights) -> nn.Module:
     twin = copy.deepcopy(head)
     twin.load_state_dict(dict(weights))
     return twin.eval().requires_grad_(False)
+
+
+class FrozenFeatures:
+    """Features by a network that does not change: each sample's are worked out once, and remembered while all of them
+    fit into `most_bytes`."""
+
+    def __init__(self, net: Network, samples: int, most_bytes: int = 2**29) -> None:
+        self._net, self._samples, self._most = net, samples, most_bytes
+        self._rows: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor, index: Tensor) -> Tensor:
+        """`(B, D, ...)` of the inputs x `(B, ...)` that have the numbers `index` `(B,)`."""
+        numbers = [int(number) for number in index]
+        new = [place for place, number in enumerate(numbers) if number not in self._rows]
+        if not new:
+            return torch.stack([self._rows[number] for number in numbers])
+        found = self._net.features(x[new])
+        if len(new) == len(x) and found[0].nbytes * self._samples > self._most:
+            return found
+        self._rows |= {numbers[place]: row for place, row in zip(new, found, strict=True)}
+        return torch.stack([self._rows[number] for number in numbers])
 
 
 def endless_batches(data: UnlabelledData, size: int, rng: Rng) -> Iterator[UnlabelledBatch]:

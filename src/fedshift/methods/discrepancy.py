@@ -188,7 +188,10 @@ def train_at_home(
     batches = ((source, [next(stream) for stream in streams]) for source in labelled)
     loss, gap = train_mcd(net, [pair for _, pair in loaded.values()], batches, home, home.hyper(CentHyper).repeats)
     extractor = weights_of(net.backbone)
-    trained = {n: paired_weights(extractor, *(weights_of(head) for head in pair)) for n, (_, pair) in loaded.items()}
+    trained = {
+        name: paired_weights(extractor, weights_of(first), weights_of(second))
+        for name, (_, (first, second)) in loaded.items()
+    }
     return trained, loss, gap
 
 

@@ -8,7 +8,7 @@ Algorithm 1, line by line. G is the extractor, F_g the shared classifier, F_l^i 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,6 +29,7 @@ from fedshift.functional.mixtures import Among, Axes, Mixture, Sample, fit_mixtu
 from fedshift.functional.noise import add_noise
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.clients import (
+    FrozenFeatures,
     count_absent,
     endless_batches,
     frozen_copy,
@@ -51,7 +52,7 @@ class Hyper:
     """R_c, the clients' iterations, is the common key local_epochs."""
 
     lambda_st: float = 1.0
-    """Weight of the pseudo labels in Eq. (5)."""
+    """Weight of the pseudo labels in Eq. (5). They win over the discrepancy where lambda_st W(x) > 2."""
     pretrain_epochs: float = 10.0
     """Passes over the home's data before the first round."""
     server_epochs: float = 1.0
@@ -60,14 +61,16 @@ class Hyper:
     """Whether clients learn from pseudo labels; false: from the discrepancy alone (Table 5)."""
     mixtures: bool = True
     """Whether Gaussian mixtures weigh samples; false: all weigh 1 and no mixture is fitted or sent (Table 5)."""
-    weigh_among: Among = "fitted"
-    """Whom W(x) compares x with: the points that the mixture was fitted to, or the other samples of the batch."""
+    weigh_among: Among = "batch"
+    """Whom W(x) compares x with: the other samples of its batch, or the points that the mixture was fitted to."""
     components_per_class: int = 2
     """Components of a mixture, times the number of classes."""
     energy: float = 0.8
     """Share of the features' variance that the principal axes keep."""
     points: int = 8192
     """Most feature vectors that a mixture is fitted to."""
+    local_share: float = 0.5
+    """What a client's own classifier counts in its prediction (Eq. 7); the shared one counts the rest."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.lambda_st < float("inf"):
@@ -76,6 +79,8 @@ class Hyper:
             raise ValueError("pretrain_epochs must be 0 or more and server_epochs above 0")
         if self.components_per_class < 1 or self.points < 1:
             raise ValueError("components_per_class and points must be 1 or more")
+        if not 0 <= self.local_share <= 1:
+            raise ValueError(f"local_share must be 0 to 1, not {self.local_share}")
         if not 0 < self.energy <= 1:
             raise ValueError(f"energy must be above 0 and at most 1, not {self.energy}")
 
@@ -129,11 +134,12 @@ def adapt(site: Unlabelled, extractor: Weights, classifier: Weights, source: Sou
         local.load_state_dict(add_noise(local.state_dict(), NUDGE, rng.child("nudge").torch()))
     lambda_st = hyper.lambda_st if hyper.self_training else 0.0
     sample = Sample(len(site.train), hyper.points, rng.child("sample").torch())
+    features_of = FrozenFeatures(net, len(site.train))
     seen: list[tuple[float, float]] = []
 
     def loss_of(batch: UnlabelledBatch) -> Tensor:
         with torch.no_grad():
-            features = net.features(batch.x)
+            features = features_of(batch.x, batch.index)
             shared = net.head(features)
             trust = (
                 typicality(features, source.axes, source.mixture, hyper.weigh_among)
@@ -147,7 +153,9 @@ def adapt(site: Unlabelled, extractor: Weights, classifier: Weights, source: Sou
 
     optimizer = sgd(local.parameters(), site)
     for group in optimizer.param_groups:
-        group["momentum"] = 0.0  # sec. 3.3: plain gradient descent at clients, momentum at the server
+        # Sec. 3.3: plain gradient descent at clients, momentum at the server. The schedule is the server's too: F_l
+        # starts at F_g in every round, and at a rate near 0 it would stay there.
+        group.update(momentum=0.0, lr=training.lr)
     batches = site.train.batches(training.batch_size, rng, training.local_epochs)
     train_batches(batches, loss_of, optimizer, training.precision)
     mixture = _fit(site, sample, source.axes, rng) if source else None
@@ -228,12 +236,17 @@ def optimise(
     heads = {client: frozen_copy(net.head, weights) for client, weights in sorted(local.items())}
     # Mixtures are of features that G made when the clients had it.
     before = copy.deepcopy(net).eval().requires_grad_(False)
-    stand_ins = _stand_ins(home, tuple(heads), rng)
+    stand_ins, has_clients_data = _stand_ins(home, tuple(heads), rng), isinstance(home, WithTargets)
     losses: dict[bool, list[float]] = {True: [], False: []}
 
-    def align(x: Tensor, clients: Iterable[str]) -> Tensor:
+    def features_of(pictures: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Pictures of several places go through G as one batch: in use the same statistics normalise all of them."""
+        parts: Sequence[Tensor] = net.features(torch.cat(list(pictures))).split([len(x) for x in pictures])
+        return parts
+
+    def align(x: Tensor, features: Tensor, clients: Iterable[str]) -> Tensor:
         """Eq. (6) for the clients that x stands for."""
-        features, then = net.features(x), before.features(x) if axes else None
+        then = before.features(x) if axes else None
         shared, total = net.head(features), torch.zeros((), device=x.device)
         for client in clients:
             terms = discrepancy(heads[client](features), shared)
@@ -245,10 +258,14 @@ def optimise(
     def loss_of(turn: tuple[bool, LabelledBatch]) -> Tensor:
         is_alignment, batch = turn
         net.head.requires_grad_(not is_alignment)
+        others = stand_ins(batch.x) if is_alignment or has_clients_data else []
+        own = [] if is_alignment and not has_clients_data else [batch.x]
+        features = features_of([*own, *(x for x, _ in others)])
         if is_alignment:
-            loss = torch.stack([align(x, clients) for x, clients in stand_ins(batch.x)]).sum()  # line 17
+            terms = [align(x, f, clients) for (x, clients), f in zip(others, features[len(own) :], strict=True)]
+            loss = torch.stack(terms).sum()  # line 17
         else:
-            loss = cross_entropy(net(batch.x), batch.y)  # line 18
+            loss = cross_entropy(net.scores(features[0], batch.x.shape[-2:]), batch.y)  # line 18
         losses[is_alignment].append(float(loss.detach()))
         return loss
 
@@ -325,7 +342,10 @@ class DualAdapt:
         return local, mixtures
 
     def models(self, state: State) -> Mapping[str, Weights]:
-        own = {site: paired_weights(state.extractor, state.classifier, head) for site, head in state.local.items()}
+        share = self.hyper.local_share
+        own = {
+            site: paired_weights(state.extractor, state.classifier, head, share) for site, head in state.local.items()
+        }
         return {SHARED: paired_weights(state.extractor, state.classifier, None), **own}
 
     @staticmethod
@@ -333,13 +353,14 @@ class DualAdapt:
         return paired_network(plan)  # Eq. (7)
 
 
-DUALADAPT = About("dualadapt", ("multi-adapt",), "Yao et al., WACV 2022")
+DUALADAPT = About("dualadapt", ("multi-adapt",), "Yao et al., WACV 2022", defaults={"local_epochs": 3.0})
 FED_ORACLE = About(
     "fed-oracle",
     ("multi-adapt",),
     "Yao et al., WACV 2022: DualAdapt's bound",
     "the clients' unlabelled data at the home: a bound, not to deploy",
     data="target-copies",
+    defaults=DUALADAPT.defaults,
     hyper={"mixtures": False},
     unsent=frozenset({"mixture"}),
 )

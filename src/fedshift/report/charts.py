@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedshift.report.scales import Point, Scale, padded, runs_of, spread, step_of, thin, tick_text, ticks
-from fedshift.report.words import byte_size, number, percent
+from fedshift.report.words import byte_size, duration, number, percent
 
 WIDTH, HEIGHT = 1000, 190
 COLOURS = 8
@@ -38,6 +38,7 @@ class Unit:
 PERCENT = Unit(percent, lambda value, step: tick_text(100 * value, 100 * step), 0.0, 1.0)
 PLAIN = Unit(number)
 BYTES = Unit(byte_size, lambda value, step: byte_size(value), from_zero=True)
+SECONDS = Unit(duration, from_zero=True)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Chart:
 
     @property
     def description(self) -> str:
-        return f"{self.title}. Last values: " + ", ".join(f"{end.label} {end.value}" for end in self.ends)
+        return f"{self.title}. Last values: " + ", ".join(f"{end.label} {end.value}".strip() for end in self.ends)
 
 
 def colour(index: int) -> str:
@@ -128,6 +129,30 @@ def line_chart(title: str, lines: Sequence[Line], unit: Unit, note: str = "") ->
     )
 
 
+@dataclass(frozen=True)
+class Sparkline:
+    """A line without axes: `points` for SVG, a dot at its `end`, its last value in words."""
+
+    points: str
+    end: str
+    last: str
+    width: int = WIDTH
+    height: int = 46
+
+
+def sparkline(points: Series, unit: Unit) -> Sparkline | None:
+    """None where there is nothing to draw. A single value is a dot."""
+    known = [point for stretch in runs_of(points) for point in stretch]
+    if not known:
+        return None
+    values = [y for _, y in known]
+    low, high = padded(values, unit.floor, unit.ceiling)
+    x_scale, y_scale = Scale(known[0][0], known[-1][0], 0, WIDTH), Scale(low, high, Sparkline.height - 4, 4)
+    placed = place(thin(known, _MAX_POINTS), x_scale, y_scale)
+    x, y = placed[-1]
+    return Sparkline(" ".join(f"{x:g},{y:g}" for x, y in placed), f"M{x:g} {y:g}h0", unit.text(values[-1]))
+
+
 def site_lines(
     series: Mapping[str, Series], styles: Mapping[str, str], suffix: str = "", chosen: int | None = None
 ) -> list[Line]:
@@ -135,8 +160,7 @@ def site_lines(
     strength = " strong" if suffix else ""
     if len(series) <= COLOURS:
         return [
-            Line((site or "all sites") + suffix, points, styles.get(site, "c0") + strength, chosen)
-            for site, points in series.items()
+            Line(site + suffix, points, styles.get(site, "c0") + strength, chosen) for site, points in series.items()
         ]
     return [
         *(Line(site, points, "c0 faint") for site, points in series.items()),
@@ -165,10 +189,11 @@ def _curve(line: Line, stretches: list[list[Point]], x_scale: Scale, y_scale: Sc
     dotted = every if len(every) <= _MAX_DOTS and not is_faint and "dashed" not in line.style else []
     stride = -(-len(every) // _MAX_TIPS)
     name = line.tip or line.label
+    start = f"{name}, " if name else ""
 
     def mark(point: Point, words: str = "") -> Mark:
         [(x, y)] = place([point], x_scale, y_scale)
-        return Mark(x, y, f"{name}, round {point[0]:.0f}{words}: {unit.text(point[1])}")
+        return Mark(x, y, f"{start}round {point[0]:.0f}{words}: {unit.text(point[1])}")
 
     chosen = [mark(point, " (chosen on source validation)") for point in every if point[0] == line.chosen]
     return Curve(

@@ -6,19 +6,25 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedshift.report.charts import BYTES, COLOURS, PERCENT, PLAIN, Chart, Line, colour, line_chart, site_lines
-from fedshift.report.entries import BOUND_WORDS
-from fedshift.report.matrix import Confusion, confusion
-from fedshift.report.reading import HEADLINES, LedgerLine, Points, Record, Rules
-from fedshift.report.words import (
-    NOTHING,
-    byte_size,
-    duration,
-    explain_counter,
-    kind_meanings,
-    metric_title,
-    percent,
+from fedshift.report.accounts import (
+    Counted,
+    LedgerTable,
+    Share,
+    counters_of,
+    ledger_of,
+    times_of,
+    traffic_charts_of,
+    traffic_of,
 )
+from fedshift.report.charts import COLOURS, PERCENT, PLAIN, Chart, colour, line_chart, site_lines
+from fedshift.report.clouds import Maps, maps_of
+from fedshift.report.entries import BOUND_WORDS
+from fedshift.report.gallery import Gallery
+from fedshift.report.matrix import Confusion, confusion
+from fedshift.report.pictures import Strip, class_colour
+from fedshift.report.reading import HEADLINES, Points, Record, Rules
+from fedshift.report.shares import ShareChart, ShareGroup, are_shares, over_layers, over_rounds
+from fedshift.report.words import NOTHING, byte_size, duration, metric_words, percent
 
 
 @dataclass(frozen=True)
@@ -40,40 +46,6 @@ class Domain:
 
 
 @dataclass(frozen=True)
-class Sent:
-    """What of one field left one site: how often, how much."""
-
-    times: int
-    size: str
-    tip: str
-
-
-@dataclass(frozen=True)
-class LedgerTable:
-    """`columns` are (step, field, kind); `rows` hold one cell a column, None where nothing left."""
-
-    columns: tuple[tuple[str, str, str], ...]
-    rows: tuple[tuple[str, tuple[Sent | None, ...], str], ...]
-    meanings: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class Counted:
-    name: str
-    count: int
-    meaning: str
-
-
-@dataclass(frozen=True)
-class Share:
-    """A bar of `width` percent."""
-
-    label: str
-    text: str
-    width: float
-
-
-@dataclass(frozen=True)
 class Detail:
     number: int
     record: Record
@@ -81,20 +53,25 @@ class Detail:
     tiles: tuple[Tile, ...]
     domains: tuple[Domain, ...]
     charts: tuple[Chart, ...]
+    weights: tuple[ShareGroup, ...]
+    weight_charts: tuple[Chart, ...]
     confusions: tuple[Confusion, ...]
     traffic: tuple[tuple[str, str, str, str], ...]
-    traffic_chart: Chart | None
+    traffic_charts: tuple[Chart, ...]
     times: tuple[Share, ...]
     ledger: LedgerTable
     counters: tuple[Counted, ...]
+    maps: Maps | None
+    strips: tuple[Strip, ...]
+    class_colours: tuple[tuple[str, str], ...]
+    """Class and colour, where masks are shown."""
+    notes: tuple[str, ...]
 
 
-def describe(number: int, record: Record) -> Detail:
+def describe(number: int, record: Record, gallery: Gallery) -> Detail:
     results = record.results
     sites = _sites(record)
-    # Where there are too many to tell apart by colour, only those that are tested on have one.
-    coloured = sites if len(sites) <= COLOURS else [site for site in sites if site in record.targets]
-    styles = {site: colour(coloured.index(site)) if site in coloured else "c0" for site in sites}
+    styles = site_styles(record)
     task = results.task if results else "classification"
     matrices = results.confusion if results else {}
     return Detail(
@@ -104,13 +81,41 @@ def describe(number: int, record: Record) -> Detail:
         tiles=tuple(_tiles(record)),
         domains=tuple(_domain(record, site, styles[site]) for site in sites),
         charts=tuple(_charts(record, styles)),
+        weights=tuple(_weights(record, styles)),
+        weight_charts=tuple(_metric_charts(record, [n for n in noted(record) if n in WEIGHT_LIKE], styles)),
         confusions=tuple(confusion(s, m, results.classes if results else (), task) for s, m in matrices.items()),
-        traffic=tuple(_traffic(record)),
-        traffic_chart=_traffic_chart(record),
-        times=tuple(_times(record)),
-        ledger=_ledger(record),
-        counters=tuple(_counters(results.counters if results else {})),
+        traffic=tuple(traffic_of(record)),
+        traffic_charts=tuple(traffic_charts_of(record)),
+        times=tuple(times_of(record)),
+        ledger=ledger_of(record),
+        counters=tuple(counters_of(results.counters if results else {})),
+        maps=maps_of(gallery.cloud, _domain_styles(gallery, styles)) if gallery.cloud else None,
+        strips=tuple(sorted(gallery.strips, key=lambda strip: not strip.is_target)),
+        class_colours=_class_colours(gallery, results.classes if results else ()),
+        notes=tuple(gallery.notes),
     )
+
+
+def site_styles(record: Record) -> dict[str, str]:
+    """Site -> its colour. Of too many to tell apart, only those that are tested on have one."""
+    sites = _sites(record)
+    coloured = sites if len(sites) <= COLOURS else [site for site in sites if site in record.targets]
+    return {site: colour(coloured.index(site)) if site in coloured else "c0" for site in sites}
+
+
+def _domain_styles(gallery: Gallery, styles: Mapping[str, str]) -> dict[str, str]:
+    """As sites are coloured; where sites are not domains (all sources in one place), in their order."""
+    names = gallery.cloud.domains if gallery.cloud else []
+    if all(name in styles for name in names):
+        return dict(styles)
+    return {name: colour(index) for index, name in enumerate(names)}
+
+
+def _class_colours(gallery: Gallery, classes: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    if not any(strip.scenes for strip in gallery.strips):
+        return ()
+    found = [class_colour(index, len(classes)) for index in range(len(classes))]
+    return tuple((name, f"rgb({r} {g} {b})") for name, (r, g, b) in zip(classes, found, strict=True))
 
 
 def _sites(record: Record) -> list[str]:
@@ -172,86 +177,62 @@ def _mean(rules: Sequence[Rules], rule: str) -> float:
     return statistics.fmean(getattr(r, rule) for r in rules)
 
 
+WEIGHT_LIKE = ("agreement", "trust", "score")
+"""Metrics that say how much a site is believed, but do not add up to one."""
+_BY_LAYER = "fusion."
+
+
+def noted(record: Record) -> list[str]:
+    """Every metric that the method noted, in its order."""
+    return list(dict.fromkeys(row.name for row in record.rows if row.phase == "train"))
+
+
+def _is_weight(record: Record, name: str) -> bool:
+    return name not in WEIGHT_LIKE and are_shares(record.series("train", name))
+
+
 def _charts(record: Record, styles: Mapping[str, str]) -> list[Chart]:
-    """The score of every domain, then every metric that the method noted."""
+    """The score of every domain, then every metric that the method noted and that is no weight."""
     unit = HEADLINES[record.headline]
     lines = site_lines(record.series("val"), styles)
     lines += site_lines(record.series("test"), styles, " (test)", record.chosen)
-    note = f"{unit}, %; bold: target, on test data"
-    charts = [line_chart("Score by domain", lines, PERCENT, note)]
-    for name in dict.fromkeys(row.name for row in record.rows if row.phase == "train"):
-        series = record.series("train", name)
-        note = "by site" if any(series) else "noted by the coordinator"
-        charts.append(line_chart(metric_title(name), site_lines(series, styles), PLAIN, note))
+    chart = line_chart("Score by domain", lines, PERCENT, f"{unit}, %; bold: target, on test data")
+    others = [name for name in noted(record) if name not in WEIGHT_LIKE and not _is_weight(record, name)]
+    return ([chart] if chart else []) + _metric_charts(record, others, styles)
+
+
+def _metric_charts(record: Record, names: Sequence[str], styles: Mapping[str, str]) -> list[Chart]:
+    charts = []
+    for name in names:
+        title, note = metric_words(name)
+        charts.append(line_chart(title, site_lines(record.series("train", name), styles), PLAIN, note))
     return [chart for chart in charts if chart]
 
 
-def per_round(cumulative: Points) -> Points:
-    """What each round added to a running total."""
-    known = [(x, y) for x, y in cumulative if y is not None]
-    before = [0.0, *(y for _, y in known)]
-    return [(x, y - old) for (x, y), old in zip(known, before, strict=False)]
+def _weights(record: Record, styles: Mapping[str, str]) -> list[ShareGroup]:
+    """Shares that sites have in the model, by layer where a method has them so."""
+    names = [name for name in noted(record) if _is_weight(record, name)]
+    groups = []
+    for name in [name for name in names if _BY_LAYER not in name]:
+        title, note = metric_words(name)
+        groups.append(ShareGroup(title, note, (over_rounds("", record.series("train", name), styles),)))
+    phases = dict.fromkeys(name.partition(_BY_LAYER)[0] for name in names if _BY_LAYER in name)
+    for phase in sorted(phases):
+        layers = {
+            name.removeprefix(phase + _BY_LAYER): record.series("train", name)
+            for name in names
+            if name.startswith(phase + _BY_LAYER)
+        }
+        groups.append(_layer_group(phase, layers, styles))
+    return groups
 
 
-def _traffic(record: Record) -> list[tuple[str, str, str, str]]:
-    """(what, direction, total, a round) in words."""
-    results = record.results
-    if not results:
-        return []
-    rounds = max(record.rounds, 1)
-    kinds = (
-        ("Training", "up", "up"),
-        ("Training", "down", "down"),
-        ("Scoring", "up", "scoring_up"),
-        ("Scoring", "down", "scoring_down"),
+def _layer_group(phase: str, layers: Mapping[str, Mapping[str, Points]], styles: Mapping[str, str]) -> ShareGroup:
+    where = f", {phase.rstrip('_').replace('_', ' ')}" if phase else ""
+    rounds = {x for series in layers.values() for points in series.values() for x, _ in points}
+    charts: list[ShareChart] = [over_rounds(layer, series, styles) for layer, series in layers.items()]
+    if len(rounds) == 1:
+        charts = [over_layers(f"round {min(rounds)}", layers, styles)]
+    return ShareGroup(
+        f"Weight of each site, layer by layer{where}", "its share in the fusion of a layer", tuple(charts)
     )
-    return [
-        (what, direction, byte_size(results.bytes[key]), byte_size(results.bytes[key] / rounds))
-        for what, direction, key in kinds
-        if key in results.bytes
-    ]
-
-
-def _traffic_chart(record: Record) -> Chart | None:
-    lines = [
-        Line(label, per_round(record.series("round", name).get("", [])), style)
-        for label, name, style in (("up", "bytes_up", "c1"), ("down", "bytes_down", "c2"))
-    ]
-    return line_chart("Bytes a round", lines, BYTES, "training, all sites together")
-
-
-def _times(record: Record) -> list[Share]:
-    """Wall clock, sites and coordinator. Sites that work side by side add up to more than the wall clock."""
-    seconds = record.results.seconds if record.results else {}
-    named = (
-        ("Wall clock", "total"),
-        ("Work at sites, added up", "sites"),
-        ("Coordinator's own work", "coordinator"),
-    )
-    known = [(label, value) for label, key in named if (value := seconds.get(key)) is not None]
-    longest = max((value for _, value in known), default=0.0) or 1.0
-    return [Share(label, duration(value), round(100 * value / longest, 1)) for label, value in known]
-
-
-def _ledger(record: Record) -> LedgerTable:
-    columns = tuple(dict.fromkeys((e.step, e.field, e.kind) for lines in record.ledger.values() for e in lines))
-    meanings = kind_meanings()
-    at_coordinator = record.home or (record.target if record.setting == "adapt" and not record.bound else None)
-    rows = []
-    for site, lines in record.ledger.items():
-        cells = tuple(_sent([e for e in lines if (e.step, e.field, e.kind) == column]) for column in columns)
-        # The coordinator's own data is asked like any site, but its answers never travel.
-        rows.append((site, cells, "stays at the coordinator" if site == at_coordinator else ""))
-    used = dict.fromkeys(kind for _, _, kind in columns)
-    return LedgerTable(columns, tuple(rows), tuple((kind, meanings.get(kind, "")) for kind in used))
-
-
-def _sent(lines: Sequence[LedgerLine]) -> Sent | None:
-    if not lines:
-        return None
-    values = sum(line.values for line in lines)
-    return Sent(len(lines), byte_size(sum(line.bytes for line in lines)), f"{values:,} values in all")
-
-
-def _counters(counters: Mapping[str, int]) -> list[Counted]:
-    return [Counted(name, count, explain_counter(name)) for name, count in sorted(counters.items()) if count]

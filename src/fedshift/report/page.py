@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedshift._version import __version__
 from fedshift.report.details import describe
+from fedshift.report.gallery import Gallery
 from fedshift.report.overview import Comparison, compare
 from fedshift.report.reading import Record
 from fedshift.report.words import plural, sentence_list
@@ -16,25 +17,34 @@ from fedshift.report.words import plural, sentence_list
 _MAX_OPEN = 3
 
 
-def render(records: Sequence[Record]) -> str:
-    """The whole page. Runs are unfolded while there are few enough to read one after the other."""
-    environment = Environment(
+def templates() -> Environment:
+    return Environment(
         loader=PackageLoader("fedshift.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def render(records: Sequence[Record], galleries: Sequence[Gallery]) -> str:
+    """The whole page. Runs are unfolded while there are few enough to read one after the other."""
     numbered = list(enumerate(records, start=1))
     comparisons = compare(numbered)
-    return environment.get_template("report.html").render(
-        title=_title(records),
-        facts=_facts(records, comparisons),
-        made=datetime.now(UTC),
-        version=__version__,
-        comparisons=comparisons,
-        details=[describe(number, record) for number, record in numbered],
-        is_open=len(records) <= _MAX_OPEN,
+    return (
+        templates()
+        .get_template("report.html")
+        .render(
+            title=_title(records),
+            facts=_facts(records, comparisons),
+            made=datetime.now(UTC),
+            version=__version__,
+            comparisons=comparisons,
+            details=[
+                describe(number, record, gallery) for (number, record), gallery in zip(numbered, galleries, strict=True)
+            ],
+            is_open=len(records) <= _MAX_OPEN,
+        )
     )
 
 

@@ -17,8 +17,10 @@ def percent(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three significant digits: enough for a loss or a weight."""
-    return NOTHING if value is None or not math.isfinite(value) else f"{value:.3g}"
+    """Three significant digits: enough for a loss or a weight; whole numbers from a thousand on."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def byte_size(count: float) -> str:
@@ -60,10 +62,36 @@ def sentence_list(names: list[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
 
 
-def metric_title(name: str) -> str:
-    """`train_loss` is `Train loss`."""
+_METRICS = {
+    "train_loss": ("Training loss", "by site"),
+    "acquisition_train_loss": ("Training loss, first phase", "sites on their own, before the first fusion"),
+    "weight": ("Weight of each site", "its share in the average"),
+    "agreement": ("Agreement", "share of the pseudo labels that each site's model agrees with"),
+    "trust": ("Trust", "mean weight of pseudo labels: how source-like a client's features are"),
+    "score": ("Score of each site", "what earns a source its weight; negative: it hurts the consensus"),
+    "gate": ("Confidence gate", "how sure a teacher must be to vote"),
+    "voted_samples": ("Samples voted on", "at the target"),
+    "unsupported_samples": ("Samples without a vote", "no teacher was sure enough"),
+    "consensus_quality": ("Consensus quality", "mean over the target's samples: supporters times confidence"),
+    "mmd_loss": ("BatchNorm MMD", "distance of the target's statistics from the sources'"),
+    "pseudo_labels": ("Pseudo labels", "target samples whose label was certain enough"),
+    "pseudo_label_share": ("Share of pseudo labels", "of the target's samples"),
+    "components": ("Mixture components", "that each client sent"),
+    "discrepancy": ("Discrepancy", "between a client's classifier and the shared one"),
+    "align_loss": ("Alignment loss", "at the home"),
+    "gap": ("Gap to the source", "as each client measures it"),
+    "confusion_loss": ("Confusion loss", "of the adversary"),
+    "identification_loss": ("Identification loss", "telling a source's features from the target's"),
+    "discriminator_loss": ("Discriminator loss", "by site"),
+    "adaptation_loss": ("Adaptation loss", "by source model"),
+}
+"""Numbers that methods note: a title, and what it is."""
+
+
+def metric_words(name: str) -> tuple[str, str]:
+    """A title and a note for a metric; an unknown `some_metric` is `Some metric`."""
     words = name.replace("_", " ").replace(".", " ").strip() or "metric"
-    return words[0].upper() + words[1:]
+    return _METRICS.get(name, (words[0].upper() + words[1:], ""))
 
 
 def kind_meanings() -> dict[str, str]:

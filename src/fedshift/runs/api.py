@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,13 +85,15 @@ def fit(
     resume: bool = False,
     debug: bool = False,
     progress: Progress | None = None,
+    track: Sequence[str] = (),
     **settings: Any,
 ) -> Run:
-    """Trains and returns the finished run. `settings` are the configuration's keys (`dataset`, `data_dir`, `target`,
-    `rounds`, ...), a method's own as a dictionary under its name. Without `out` the run lives in a temporary folder."""
+    """Trains and returns the finished run. `track` names trackers. `settings` are the configuration's keys (`dataset`,
+    `data_dir`, `target`, `rounds`, ...), a method's own as a dictionary under its name. Without `out` the run lives in
+    a temporary folder."""
     config = make_config({"method": method, **settings})
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedshift-")) / "run"
-    run(config, folder, resume=resume, debug=debug, progress=progress)
+    run(config, folder, resume=resume, debug=debug, progress=progress, track=track)
     return Run(folder)
 
 

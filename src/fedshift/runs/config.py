@@ -57,7 +57,8 @@ class RunConfig(BaseModel):
     augment: tuple[Literal["crop", "flip", "randaugment", "cutout"], ...] = ()
 
     # How the run goes.
-    engine: Literal["inprocess"] = "inprocess"
+    engine: Literal["inprocess", "nvflare"] = "inprocess"
+    federation: Path | None = None
     workers: int | Literal["auto"] = "auto"
     threads: int = Field(1, ge=1)
     device: str = "cpu"

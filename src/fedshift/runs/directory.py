@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +21,7 @@ from fedshift.federation import codec
 from fedshift.files import write_atomically
 
 _KEPT_CHECKPOINTS = 2
-_LOCK = ".lock"
+_LOCK, _IDENTITY = ".lock", ".identity"
 
 
 class RunDirectory:
@@ -42,7 +43,7 @@ class RunDirectory:
     def prepare(self, config_yaml: str, resume: bool) -> None:
         """Makes a new run directory, or accepts one of the same configuration to resume."""
         if not self.config.exists():
-            if any(entry.name != _LOCK for entry in self.path.iterdir()):
+            if any(entry.name not in (_LOCK, _IDENTITY) for entry in self.path.iterdir()):
                 raise InputError("run-exists", f"{self.path} exists and is not a run: choose another --out")
             self._write(self.config, config_yaml)
             self._write(self.path / "env.json", json.dumps(environment(), indent=2))
@@ -57,6 +58,13 @@ class RunDirectory:
             raise InputError("run-exists", f"{self.path} holds a finished run: choose another --out")
         if not resume:
             raise InputError("run-exists", f"{self.path} holds an unfinished run: add --resume to go on with it")
+
+    def identity(self) -> str:
+        """The name that sites on other machines know this run by, the same when it is resumed or its folder moved."""
+        file = self.path / _IDENTITY
+        if not file.exists():
+            self._write(file, secrets.token_hex(8))
+        return file.read_text()
 
     @contextmanager
     def locked(self) -> Iterator[None]:

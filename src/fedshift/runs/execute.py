@@ -7,7 +7,8 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -24,10 +25,12 @@ from fedshift.methods.base import SHARED, Method
 from fedshift.methods.evaluation import certainty, headline, score_models
 from fedshift.runs.card import model_card
 from fedshift.runs.config import RunConfig
-from fedshift.runs.directory import RunDirectory
+from fedshift.runs.directory import RunDirectory, read_metrics
+from fedshift.runs.machines import Remote, line_to_sites
 from fedshift.runs.model_file import SavedModel, save_model
 from fedshift.runs.planning import Prepared, base_network, open_federation, prepare
 from fedshift.runs.progress import Progress, Silent
+from fedshift.runs.tracking import Tracking
 from fedshift.runs.trial import flops_per_sample
 
 FEW = 50
@@ -62,29 +65,56 @@ class Memory:
 
 
 def run(
-    config: RunConfig, out: Path, *, resume: bool = False, debug: bool = False, progress: Progress | None = None
+    config: RunConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    debug: bool = False,
+    progress: Progress | None = None,
+    track: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Trains as configured into the run directory `out` and returns its results."""
-    prepared = prepare(config)
-    directory = RunDirectory(out)
-    with directory.locked():
-        directory.prepare(prepared.config.to_yaml(), resume)
-        if directory.done.exists():
-            finished: dict[str, Any] = json.loads(directory.results.read_text())
-            return finished
-        shown = progress or Silent()
-        if resume and not any(directory.checkpoints.glob("*")):
-            shown.message(f"{out} has no checkpoint to resume from: starting at round 1")
-        fed = open_federation(prepared, directory.sites, debug=debug)
-        try:
-            with shown:
-                return _Execution(prepared, directory, fed, shown).go()
-        finally:
-            fed.engine.close()
+    """Trains as configured into the run directory `out` and returns its results. `track` names trackers that get the
+    metrics too."""
+    directory, shown = RunDirectory(out), progress or Silent()
+    if config.engine == "inprocess":
+        prepared = prepare(config)
+        with directory.locked():
+            return _run_in(directory, prepared, shown, resume, track, debug)
+    if debug:
+        raise InputError("config-value", f"--debug is for runs on one machine, not for engine {config.engine}")
+    with directory.locked(), line_to_sites(config, directory.identity(), shown.message) as remote:
+        return _run_in(directory, prepare(config, remote.dataset), shown, resume, track, remote=remote)
+
+
+def _run_in(
+    directory: RunDirectory,
+    prepared: Prepared,
+    shown: Progress,
+    resume: bool,
+    track: Sequence[str],
+    debug: bool = False,
+    remote: Remote | None = None,
+) -> dict[str, Any]:
+    tracking = Tracking(track, prepared.config, directory.path)
+    directory.prepare(prepared.config.to_yaml(), resume)
+    if directory.done.exists():
+        finished: dict[str, Any] = json.loads(directory.results.read_text())
+        return finished
+    if resume and not any(directory.checkpoints.glob("*")):
+        shown.message(f"{directory.path} has no checkpoint to resume from: starting at round 1")
+    fed = open_federation(prepared, directory.sites, debug=debug, remote=remote)
+    try:
+        with shown:
+            return _Execution(prepared, directory, fed, shown, tracking).go()
+    finally:
+        fed.engine.close()
 
 
 class _Execution:
-    def __init__(self, prepared: Prepared, directory: RunDirectory, fed: Federation, progress: Progress) -> None:
+    def __init__(
+        self, prepared: Prepared, directory: RunDirectory, fed: Federation, progress: Progress, tracking: Tracking
+    ) -> None:
+        self.tracking = tracking
         self.config, self.plan, self.roles = prepared.config, prepared.plan, prepared.roles
         self.prepared, self.directory, self.fed, self.progress = prepared, directory, fed, progress
         implementation = find_method(prepared.plan.method)
@@ -106,11 +136,22 @@ class _Execution:
         rounds = self.plan.training.rounds
         self.progress.begin(rounds, memory.round, self._title())
         self.fed.listen = self.progress.site
-        with self.directory.metrics_from(memory.round) as metrics:
+        with self.directory.metrics_from(memory.round) as metrics, self._tracked():
             for round in range(memory.round + 1, rounds + 1):
                 memory = self._round(memory, round, metrics)
                 self.directory.save_checkpoint(round, memory)
         return self._finish(memory, described)
+
+    @contextmanager
+    def _tracked(self) -> Iterator[None]:
+        """Trackers follow from here on; however it ends, they are closed."""
+        self.tracking.begin(read_metrics(self.directory.metrics)[0], self.progress.message)
+        is_finished = False
+        try:
+            yield
+            is_finished = True
+        finally:
+            self.tracking.end(is_finished)
 
     def _start(self, described: Mapping[str, Described]) -> Memory:
         base, origin = base_network(self.prepared)
@@ -156,8 +197,10 @@ class _Execution:
             {"phase": "round", "site": "", "name": "bytes_down", "value": self.fed.learning.down},
             {"phase": "round", "site": "", "name": "seconds", "value": round_to(memory.seconds)},
         ]
-        metrics.write("".join(json.dumps({"round": round} | row) + "\n" for row in rows))
+        rows = [{"round": round} | row for row in rows]
+        metrics.write("".join(json.dumps(row) + "\n" for row in rows))
         metrics.flush()
+        self.tracking.log(rows)
         for name, count in self.fed.counters.items():
             if count > before.get(name, 0):
                 self.progress.message(f"round {round}: {name} x{count - before.get(name, 0)}")

@@ -29,6 +29,7 @@ from fedshift.nn.network import Network
 from fedshift.nn.weights import load_weights
 from fedshift.rng import Rng
 from fedshift.runs.config import DEFAULTS, RunConfig
+from fedshift.runs.machines import Remote
 from fedshift.runs.roles import Participant, Roles, assign_roles
 
 _SMALL_IMAGE = 40
@@ -80,15 +81,18 @@ def base_network(prepared: Prepared) -> tuple[Network, str]:
     return net, f"{spec.arch}: {report.note}"
 
 
-def open_federation(prepared: Prepared, sites_folder: Path, *, debug: bool = False) -> Federation:
-    """The federation of a run on this machine. Close its engine when done."""
+def open_federation(
+    prepared: Prepared, sites_folder: Path, *, debug: bool = False, remote: Remote | None = None
+) -> Federation:
+    """The federation of a run, on this machine unless there is a line to others. Close its engine when done."""
     keep_freed_memory()
     config, roles = prepared.config, prepared.roles
     specs, own = site_specs(prepared, sites_folder)
     home = SiteHost(own, prepared.plan, open_dataset) if own else None
+    engine = remote.engine(specs, prepared.plan) if remote else None
     return Federation(
         plan=prepared.plan,
-        engine=_engine(specs, prepared.plan, _workers(config, len(specs)), debug),
+        engine=engine or _engine(specs, prepared.plan, _workers(config, len(specs)), debug),
         sources=roles.sources,
         targets=roles.targets,
         home_host=home,
@@ -119,10 +123,14 @@ def _site_spec(person: Participant, prepared: Prepared, folder: Path) -> SiteSpe
     config = prepared.config
     clients = prepared.roles.tested if prepared.roles.setting == "multi-adapt" else ()
     share = dict.fromkeys(clients, config.client_fraction)
+    source, model = data_source(config), prepared.plan.model
+    if config.engine != "inprocess":
+        # A site elsewhere has its own data only, perhaps without labels: what all agreed on goes with the question.
+        source = dataclasses.replace(source, task=model.task, classes=model.classes)
     return SiteSpec(
         name=person.name,
         role=person.role,
-        source=data_source(config),
+        source=source,
         domains=person.domains,
         folder=folder / person.name,
         policy=dataclasses.replace(Policy(), **config.policy),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from fedshift.federation.step import Request
+if TYPE_CHECKING:  # Who only passes requests on, as a site's part of an external engine does, need not load torch.
+    from fedshift.federation.step import Request
 
 
 @dataclass(frozen=True)

@@ -7,25 +7,19 @@ from __future__ import annotations
 
 import json
 import queue
-import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from fedshift.data import open_dataset
 from fedshift.federation import codec
 from fedshift.federation.engines import Failure
+from fedshift.federation.engines.workers import Worker
 from fedshift.federation.plan import Plan
 from fedshift.federation.site import SiteHost, SiteSpec
 from fedshift.federation.step import Request, answer
-
-_LENGTH = struct.Struct("<Q")
 
 
 class Sequential:
@@ -55,18 +49,18 @@ class Parallel:
 
     def __init__(self, specs: Sequence[SiteSpec], plan: Plan, workers: int) -> None:
         self._setup = json.dumps({"plan": codec.plain(plan), "specs": codec.plain(list(specs))}).encode()
-        self._idle = [_Worker(self._setup) for _ in range(workers)]
+        self._idle = [Worker(self._setup) for _ in range(workers)]
         self.where_to_look = _where_to_look(specs)
 
     def call(self, requests: Sequence[Request], deadline: float | None) -> Iterator[tuple[str, bytes | Failure]]:
         waiting = list(reversed(requests))
-        outcomes: queue.Queue[tuple[_Worker, bytes | Failure]] = queue.Queue()
-        busy: dict[_Worker, _Job] = {}
+        outcomes: queue.Queue[tuple[Worker, bytes | Failure]] = queue.Queue()
+        busy: dict[Worker, _Job] = {}
         while waiting or busy:
             while waiting and self._idle:
                 worker, request = self._idle.pop(), waiting.pop()
                 busy[worker] = _Job(request, time.monotonic())
-                worker.start(request, outcomes)
+                threading.Thread(target=_exchange, args=(worker, request, outcomes), daemon=True).start()
             try:
                 worker, outcome = outcomes.get(timeout=_time_left(busy, deadline))
             except queue.Empty:
@@ -78,7 +72,7 @@ class Parallel:
             job = busy.pop(worker)
             if isinstance(outcome, Failure):
                 worker.kill()
-                worker = _Worker(self._setup)
+                worker = Worker(self._setup)
                 outcome = Failure("late") if job.late else outcome
             self._idle.append(worker)
             yield job.request.site, outcome
@@ -99,68 +93,12 @@ class _Job:
         return time.monotonic() - self.started
 
 
-class _Worker:
-    """One worker process and the thread that waits for its answer. Frames on its pipes: length, then bytes."""
-
-    def __init__(self, setup: bytes) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "fedshift.federation.engines.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # Ctrl-C belongs to the coordinator, which then closes its workers in order.
-            start_new_session=True,
-        )
-        assert self._process.stdin and self._process.stdout
-        self._stdin: IO[bytes] = self._process.stdin
-        self._stdout: IO[bytes] = self._process.stdout
-        with suppress(OSError):
-            write_frame(self._stdin, setup)
-
-    def start(self, request: Request, outcomes: queue.Queue[tuple[_Worker, bytes | Failure]]) -> None:
-        threading.Thread(target=self._exchange, args=(request, outcomes), daemon=True).start()
-
-    def _exchange(self, request: Request, outcomes: queue.Queue[tuple[_Worker, bytes | Failure]]) -> None:
-        try:
-            head = {
-                "site": request.site,
-                "step": request.step,
-                "round": request.round,
-                "nonce": request.nonce,
-            }
-            write_frame(self._stdin, json.dumps(head).encode())
-            write_frame(self._stdin, request.body)
-            outcomes.put((self, read_frame(self._stdout)))
-        except (OSError, EOFError, ValueError):
-            outcomes.put((self, Failure("crashed")))
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._stdin, self._stdout):
-            with suppress(OSError):
-                stream.close()
+def _exchange(worker: Worker, request: Request, outcomes: queue.Queue[tuple[Worker, bytes | Failure]]) -> None:
+    reply = worker.exchange(request.head, request.body)
+    outcomes.put((worker, Failure("crashed") if reply is None else reply))
 
 
-def write_frame(stream: IO[bytes], data: bytes) -> None:
-    stream.write(_LENGTH.pack(len(data)))
-    stream.write(data)
-    stream.flush()
-
-
-def read_frame(stream: IO[bytes]) -> bytes:
-    """The next frame; EOFError when the other side is gone."""
-    (length,) = _LENGTH.unpack(_read_exactly(stream, _LENGTH.size))
-    return _read_exactly(stream, length)
-
-
-def _read_exactly(stream: IO[bytes], size: int) -> bytes:
-    data = stream.read(size)
-    if len(data) != size:
-        raise EOFError
-    return data
-
-
-def _time_left(busy: dict[_Worker, _Job], deadline: float | None) -> float | None:
+def _time_left(busy: dict[Worker, _Job], deadline: float | None) -> float | None:
     """Seconds until the next running job is late; None when none can be."""
     running = [job for job in busy.values() if not job.late]
     if deadline is None or not running:

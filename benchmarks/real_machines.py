@@ -1,0 +1,224 @@
+"""What real machines cost: the same questions over mutual TLS as in worker processes of one machine.
+
+A server and four sites on 127.0.0.1. Printed: seconds for an empty question and one that carries a 45 MB model there
+and back (ResNet-18, one batch of eight 32-pixel images of training in between), over both engines; bytes through the
+server's port against payload; memory of every kind of process; how long a killed worker and a killed site stay away.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import psutil
+import yaml
+
+from fedshift.federation.engines.nvflare.kits import Coordinator
+from fedshift.federation.federation import Federation
+from fedshift.federation.handshake import introduce
+from fedshift.methods.averaging import train
+from fedshift.methods.local import weights_of
+from fedshift.runs.config import make_config
+from fedshift.runs.machines import line_to_sites
+from fedshift.runs.planning import base_network, open_federation, prepare
+
+SITES = ("east", "north", "south", "west")
+REPEATS = 5
+
+
+class Proxy:
+    """Between sites and server: counts bytes, and passes TLS on as it is."""
+
+    def __init__(self, server: int) -> None:
+        self.server, self.bytes = server, 0
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self.listening.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            site, _ = self.listening.accept()
+            try:
+                server = socket.create_connection(("127.0.0.1", self.server))
+            except OSError:
+                site.close()
+                continue
+            for source, sink in ((site, server), (server, site)):
+                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 20):
+                self.bytes += len(data)
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+class Machines:
+    """The processes, started with the commands that a user has."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.running = root, {}
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        project = {"name": "bench", "address": f"localhost:{port}", "sites": list(SITES), "lost_after": 15}
+        (root / "project.yaml").write_text(yaml.safe_dump(project))
+        self._fedshift("deploy", "init", root / "project.yaml", "--out", root / "fed").wait()
+        self.coordinator = root / "fed" / "coordinator"
+        self.proxy = Proxy(port)
+        for site in SITES:
+            config = root / "fed" / "sites" / site / "startup" / "fed_client.json"
+            config.write_text(config.read_text().replace(f"localhost:{port}", f"localhost:{self.proxy.port}"))
+        self.running["server"] = self._fedshift("coordinator", "start", self.coordinator)
+        for site in SITES:
+            self.start(site)
+
+    def start(self, site: str) -> None:
+        kit = self.root / "fed" / "sites" / site
+        self.running[site] = self._fedshift("site", "start", kit, "--data", self.root / "data" / site)
+
+    def tree(self, name: str) -> list[psutil.Process]:
+        process = psutil.Process(self.running[name].pid)
+        return [process, *process.children(recursive=True)]
+
+    def megabytes(self, name: str, word: str) -> float:
+        """Memory of the process of `name` whose command has `word`."""
+        found = [p for p in self.tree(name) if any(word in part for part in p.cmdline())]
+        return max((p.memory_info().rss for p in found), default=0) / 1e6
+
+    def close(self) -> None:
+        for process in self.running.values():
+            process.terminate()
+        for process in self.running.values():
+            process.wait(60)
+
+    def _fedshift(self, *words: object) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "fedshift", *map(str, words)],
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+
+def median_seconds(work: Callable[[], object]) -> float:
+    seconds = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+def questions(fed: Federation, model: object, wire: Callable[[], int]) -> dict[str, float]:
+    fed.begin(1)
+    fed.ask(SITES, introduce, rewind_to=0)  # Workers are up and have read their data.
+    fed.ask(SITES, train, model=model)
+    empty = median_seconds(lambda: fed.ask(SITES, introduce, rewind_to=0))
+    before, payload = wire(), fed.learning.up + fed.learning.down
+    full = median_seconds(lambda: fed.ask(SITES, train, model=model))
+    carried = fed.learning.up + fed.learning.down - payload
+    return {"empty": empty, "full": full, "wire": (wire() - before) / carried, "payload": carried / REPEATS / 1e6}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        generator = np.random.default_rng(0)
+        for site in (*SITES, "all"):
+            (root / "data" / site).mkdir(parents=True)
+        for site in SITES:
+            images = generator.integers(0, 256, (16, 32, 32, 3), dtype=np.uint8)
+            parts = {"train_images": images, "train_labels": np.arange(16) % 2}
+            parts |= {"test_images": images[:4], "test_labels": np.arange(4) % 2}
+            for place in (site, "all"):
+                np.savez(root / "data" / place / f"{site}.npz", **parts)
+        keys = {"method": "fedavg", "arch": "resnet18", "batch_size": 8, "rounds": 1, "sources": list(SITES)}
+        keys |= {"local_epochs": 0.5, "lr": 1e-6}
+
+        prepared = prepare(make_config(keys | {"data_dir": root / "data" / "all", "workers": 2}))
+        model = weights_of(base_network(prepared)[0])
+        fed = open_federation(prepared, root / "here")
+        here = questions(fed, model, lambda: 0)
+        fed.engine.close()
+
+        machines = Machines(root)
+        try:
+            remote_run(machines, keys, model, here)
+        finally:
+            machines.close()
+
+
+def remote_run(machines: Machines, keys: dict[str, object], model: object, here: dict[str, float]) -> None:
+    config = make_config(keys | {"engine": "nvflare", "federation": machines.coordinator})
+    while not _answers(Coordinator.read(machines.coordinator).port):
+        time.sleep(0.2)
+    started = time.perf_counter()
+    with line_to_sites(config, "0" * 16) as remote:
+        print(f"real_machines: {time.perf_counter() - started:.1f} s from starting sites and submitting to surveyed")
+        fed = open_federation(prepare(config, remote.dataset), Path(), remote=remote)
+        there = questions(fed, model, lambda: machines.proxy.bytes)
+        print(
+            f"real_machines: empty question {there['empty']:.2f} s (one machine {here['empty']:.2f} s),"
+            f" 45 MB model there and back {there['full']:.1f} s (one machine {here['full']:.1f} s),"
+            f" ratio {there['full'] / here['full']:.2f}; {there['payload']:.0f} MB payload a question,"
+            f" wire / payload {there['wire']:.3f}"
+        )
+        kinds = {
+            "server": ("server", "server_train"),
+            "server's job": ("server", "runner_process"),
+            "site": ("north", "client_train"),
+            "site's job": ("north", "client.worker_process"),
+            "site's worker": ("north", "engines.worker"),
+        }
+        sizes = {kind: round(machines.megabytes(*where)) for kind, where in kinds.items()}
+        print(
+            f"real_machines: memory in MB {json.dumps(sizes)}, this run {psutil.Process().memory_info().rss / 1e6:.0f}"
+        )
+
+        worker = next(p for p in machines.tree("north") if any("engines.worker" in part for part in p.cmdline()))
+        worker.kill()
+        missing = fed.ask(SITES, introduce, rewind_to=0).missing
+        started = time.perf_counter()
+        fed.ask(SITES, introduce, everyone=True, rewind_to=0)
+        print(f"real_machines: killed worker: {missing}, back after {time.perf_counter() - started:.1f} s")
+
+        for process in machines.tree("north"):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        machines.start("north")
+        started = time.perf_counter()
+        fed.begin(2)
+        missing = fed.ask(SITES, introduce, rewind_to=0).missing
+        noticed, round = time.perf_counter() - started, 2
+        while "north" in missing:
+            round += 1
+            fed.begin(round)
+            missing = fed.ask(SITES, introduce, rewind_to=0).missing
+        print(
+            f"real_machines: killed site: noticed after {noticed:.1f} s (lost_after 15), back"
+            f" {time.perf_counter() - started - noticed:.1f} s later"
+        )
+
+
+def _answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    main()

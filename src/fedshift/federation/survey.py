@@ -1,0 +1,150 @@
+"""Where the coordinator cannot look at the data itself: sites say what they have before there is a plan, and from that
+the coordinator knows the task, the classes and the shape of inputs that all of them must agree on."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fedshift._version import __version__
+from fedshift.data import open_dataset
+from fedshift.data.domain import Dataset, Domain, Task
+from fedshift.errors import FedshiftError, InputError, SiteError, nearest
+from fedshift.federation import codec
+from fedshift.federation.admission import Failed, Refused, admit
+from fedshift.federation.engines import Engine, Failure
+from fedshift.federation.federation import tell_absent
+from fedshift.federation.handshake import require_same_version
+from fedshift.federation.kinds import Facts, Release
+from fedshift.federation.site import Evaluated, SiteSpec
+from fedshift.federation.step import Request, Step, pack_answer
+
+MAX_CLOCK_DIFFERENCE = 300.0
+"""Seconds. Certificates and the order of events in logs rely on clocks."""
+
+
+@dataclass(frozen=True)
+class Surveyed(Release):
+    """What a site's data look like from outside."""
+
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class Found:
+    """The facts. `task` is None, and classes and shape are left open, where a site has no labels."""
+
+    version: str
+    task: Task | None
+    classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    columns: tuple[str, ...]
+    clock: float
+
+
+def look(spec: SiteSpec) -> Found:
+    """Runs at the site. Nothing is decoded, only listed."""
+    # An empty class list stands for "not known yet": it is used only where the folder has no labels of its own.
+    dataset = open_dataset(replace(spec.source, task="classification", classes=()))
+    for name in spec.domains:
+        if name not in dataset.domains:
+            raise InputError(
+                "data-missing", f"the data folder has no part called {name!r}. {nearest(name, dataset.domains)}"
+            )
+    labelled = bool(dataset.classes)
+    return Found(
+        version=__version__,
+        task=dataset.task if labelled else None,
+        classes=dataset.classes,
+        input_shape=dataset.input_shape if labelled else (),
+        columns=dataset.columns,
+        clock=time.time(),
+    )
+
+
+_SURVEY: Step[Surveyed] = Step("survey.look", look, Evaluated, Surveyed, {})  # type: ignore[arg-type]
+
+
+def answer_survey(spec: SiteSpec, request: Request) -> bytes:
+    """A site's packed answer: under its policy and in its ledger, like everything that leaves it."""
+
+    def work() -> tuple[Release, int]:
+        if request.step != _SURVEY.name:
+            raise SiteError("step-unknown", "before there is a plan, a site can only be surveyed")
+        return spec.policy.apply(Surveyed(facts=codec.plain(look(spec))), {})
+
+    return pack_answer(spec, request, work)
+
+
+def survey_sites(engine: Engine, sites: Sequence[str], deadline: float | None = None) -> dict[str, Found]:
+    """What every site has, or one error that names who did not say."""
+    requests = {site: Request(site, _SURVEY.name, 0, secrets.token_hex(8), codec.pack({})) for site in sorted(sites)}
+    found: dict[str, Found] = {}
+    absent: dict[str, str] = {}
+    for site, outcome in engine.call(list(requests.values()), deadline):
+        if isinstance(outcome, Failure):
+            absent[site] = outcome.reason
+            continue
+        try:
+            facts = admit(outcome, requests[site], _SURVEY, {}, 0.0).release.facts
+            require_same_version(site, facts)
+            found[site] = codec.restore(Found, dict(facts), site)
+        except Failed as failed:
+            absent[site] = failed.code
+        except (Refused, FedshiftError) as error:
+            if isinstance(error, SiteError):
+                raise
+            absent[site] = str(error)
+    if absent:
+        raise SiteError(
+            "site-failed", f"not every site could say what it has. {tell_absent(absent, engine.where_to_look)}"
+        )
+    return found
+
+
+def agreed_dataset(name: str, found: Mapping[str, Found], now: float) -> Dataset:
+    """What sites have in common, as a data set whose domains only they can load; else one error that says who differs.
+
+    Stricter than on one machine, where a class that one folder lacks is seen to exist in another: here every labelled
+    site must list the same classes (an empty folder or `classes.txt` keeps the place of one without samples).
+    """
+    for site, facts in sorted(found.items()):
+        if abs(facts.clock - now) > MAX_CLOCK_DIFFERENCE:
+            raise SiteError(
+                "site-mismatch",
+                f"the clock of site {site!r} is {abs(facts.clock - now) / 60:.0f} minutes away from the coordinator's:"
+                " set both by a time server",
+            )
+    labelled = {site: facts for site, facts in sorted(found.items()) if facts.task is not None}
+    if not labelled:
+        raise SiteError("method-needs", "no site has labels: nobody knows the classes")
+    first, *others = labelled
+    ours = labelled[first]
+    for site in others:
+        theirs = labelled[site]
+        if theirs.classes != ours.classes:
+            only = ", ".join(sorted(map(repr, set(theirs.classes) ^ set(ours.classes)))) or "their order"
+            raise SiteError(
+                "data-classes",
+                f"sites {first!r} and {site!r} do not list the same classes (they differ in {only}): give every site"
+                " the same class folders, empty ones included, or the same classes.txt",
+            )
+        for what in ("task", "input_shape", "columns"):
+            if getattr(theirs, what) != getattr(ours, what):
+                raise SiteError(
+                    "site-mismatch",
+                    f"sites {first!r} and {site!r} differ in {what} ({getattr(ours, what)} and"
+                    f" {getattr(theirs, what)}): set image_size, or give both the same columns in the same order",
+                )
+
+    assert ours.task is not None
+    return Dataset(
+        name, ours.task, ours.classes, tuple(sorted(found)), ours.input_shape, elsewhere, columns=ours.columns
+    )
+
+
+def elsewhere(domain: str) -> Domain:
+    """Stands where a data set would load a domain that is not on this machine."""
+    raise AssertionError(f"the data of {domain!r} is at its site")

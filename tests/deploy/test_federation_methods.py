@@ -1,0 +1,112 @@
+"""Every method gives the same model, to the byte, on separate processes with mutual TLS as in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loopback import Loopback
+
+from fedshift.data import DataSource
+from fedshift.errors import SiteError
+from fedshift.federation import codec
+from fedshift.federation.engines import Failure
+from fedshift.federation.engines.nvflare import link as links
+from fedshift.federation.engines.nvflare.engine import Nvflare
+from fedshift.federation.engines.nvflare.kits import Coordinator
+from fedshift.federation.site import SiteSpec
+from fedshift.federation.step import Request
+from fedshift.federation.survey import survey_sites
+from fedshift.methods import METHODS
+from fedshift.runs.config import make_config
+from fedshift.runs.execute import run
+
+pytestmark = [pytest.mark.xdist_group("federation"), pytest.mark.timeout(900)]
+
+TINY: dict[str, dict[str, Any]] = {
+    "csac": {"csac": {"acquisition_epochs": 1, "calibration_epochs": 1}},
+    "dualadapt": {"dualadapt": {"pretrain_epochs": 1}},
+    "fed-oracle": {"fed-oracle": {"pretrain_epochs": 1}},
+    "fed-mcd": {"fed-mcd": {"repeats": 1}},
+    "cent-mcd": {"cent-mcd": {"repeats": 1}},
+}
+"""Keys that cut a method's published schedule down to seconds."""
+
+ROLES: dict[str, dict[str, Any]] = {
+    "generalize": {"sources": ["amber", "blue"], "target": "coral"},
+    "adapt": {"sources": ["amber", "blue", "coral"], "target": "dim"},
+    "multi-adapt": {"home": "dim", "targets": ["amber", "blue", "coral"]},
+}
+
+
+@pytest.fixture(scope="module")
+def shared_link(loopback: Loopback) -> Iterator[links.Link]:
+    """One job for all methods: starting one takes as long as several of these runs."""
+    link = links.Link(Coordinator.read(loopback.coordinator), loopback.sites)
+    yield link
+    link.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_bytes_as_in_one_process(
+    method: str,
+    loopback: Loopback,
+    shared_link: links.Link,
+    tiny_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setting = METHODS[method].about.settings[0]
+    common: dict[str, Any] = {
+        "method": method,
+        "setting": setting,
+        "arch": "digits-csac",
+        "rounds": 2,
+        "batch_size": 16,
+        "data_dir": tiny_data,
+        **ROLES[setting],
+        **TINY.get(method, {}),
+    }
+    here = run(make_config(common | {"workers": 0, "policy": {"min_samples": 2}}), tmp_path / "here")
+
+    monkeypatch.setattr(links, "Link", lambda coordinator, wanted: shared_link)
+    monkeypatch.setattr(shared_link, "close", lambda: None)
+    federated: dict[str, Any] = {"engine": "nvflare", "federation": loopback.coordinator}
+    if METHODS[method].about.data != "target-labels" and setting != "generalize":
+        federated["policy"] = {"min_samples": 2}  # Of the home, the coordinator's own data.
+    there = run(make_config(common | federated), tmp_path / "there")
+
+    assert there["model_sha256"] == here["model_sha256"]
+    assert there["per_target"] == here["per_target"] and there["bytes"] == here["bytes"]
+    assert there["counters"] == here["counters"]
+
+
+def surveying(link: links.Link) -> Nvflare:
+    return Nvflare(link, "0" * 16, [SiteSpec("amber", "held-out", DataSource(), ("amber",), Path())], None)
+
+
+def test_a_site_past_the_deadline_is_late_and_its_worker_replaced(loopback: Loopback, shared_link: links.Link) -> None:
+    engine = surveying(shared_link)
+    assert survey_sites(engine, ["amber"])["amber"].classes == ("0", "1", "2")
+    (worker,) = [p for p in loopback.tree("amber") if "fedshift.federation.engines.worker" in p.cmdline()]
+    worker.suspend()  # It neither answers nor goes away.
+    question = Request("amber", "survey.look", 0, "n", codec.pack({}))
+    assert dict(engine.call([question], 2.0)) == {"amber": Failure("late")}
+    assert not worker.is_running()
+    assert set(survey_sites(engine, ["amber"])) == {"amber"}
+
+
+def test_a_data_folder_that_vanished_is_told_by_code_and_no_path_crosses(
+    loopback: Loopback, shared_link: links.Link
+) -> None:
+    folder = loopback.data("amber")
+    away = folder.rename(folder.with_name("away"))
+    try:
+        with pytest.raises(SiteError) as caught:
+            survey_sites(surveying(shared_link), ["amber"])
+    finally:
+        away.rename(folder)
+    assert "amber: data-missing" in caught.value.message and str(folder) not in caught.value.message
+    assert str(folder) in (loopback.kit("amber") / "runs" / ("0" * 16) / "site.log").read_text()
