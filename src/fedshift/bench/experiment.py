@@ -183,12 +183,18 @@ def _check_weights(jobs: Sequence[Job]) -> None:
 def _needs(experiment: Experiment) -> dict[Scale, str]:
     words = []
     for recipe in experiment.paper:
-        weights = f" and ImageNet weights of {recipe.settings['arch']}" if recipe.settings.get("weights") else ""
+        weights = f" and ImageNet weights of {' and '.join(_nets(recipe))}" if recipe.settings.get("weights") else ""
         words.append(f"{recipe.dataset}{weights}")
     return {
         "mini": f"nothing (built-in {experiment.mini.dataset}), or your own folders with --data-dir",
         "paper": f"{', '.join(words)}; --data-dir with {_folders([recipe.dataset for recipe in experiment.paper])}",
     }
+
+
+def _nets(recipe: Recipe) -> list[str]:
+    """Of the recipe, and those that rows call by name."""
+    called = [recipe.names[name] for name in ("large", "small") if name in recipe.names]
+    return list(dict.fromkeys([recipe.settings["arch"], *called]))
 
 
 def _folders(names: Sequence[str]) -> str:
@@ -202,7 +208,7 @@ def _cost(experiment: Experiment) -> dict[Scale, str]:
         len(experiment.rows) * len((recipe.layout or experiment.layout)(recipe.scene())) * len(recipe.seeds)
         for recipe in experiment.paper
     )
-    nets = ", ".join(dict.fromkeys(str(recipe.settings["arch"]) for recipe in experiment.paper))
+    nets = ", ".join(dict.fromkeys(net for recipe in experiment.paper for net in _nets(recipe)))
     return {
         "mini": f"{in_words(seconds_of(jobs) / (1 if experiment.alone else 2))} on 2 cores",
         "paper": f"{runs} trainings of {nets}: for GPUs",

@@ -37,12 +37,13 @@ def feature_maps(records: Sequence[Record], order: Order) -> tuple[list[Sheet], 
         for number, record in enumerate(own):
             features, classes, domains, names = features_of(order.work / "jobs" / record.job)
             points = flatten(features)
-            for axis, groups in ((axes[number], classes), (axes[len(own) + number], domains)):
-                axis.scatter(points[:, 0], points[:, 1], c=groups, cmap="tab10", s=6)
-                axis.set_xticks([])
-                axis.set_yticks([])
-            axes[number].set_title(f"{record.row}: classes")
-            axes[len(own) + number].set_title(f"domains: {', '.join(names)}", fontsize="small")
+            above, below = axes[number], axes[len(own) + number]
+            above.scatter(points[:, 0], points[:, 1], c=classes % 20, cmap="tab20", s=6)
+            for domain, name in enumerate(names):
+                below.scatter(*points[domains == domain].T, s=6, label=name)
+            below.legend(fontsize="small")
+            above.set(title=f"{record.row}: classes", xticks=[], yticks=[])
+            below.set(title=f"{record.row}: domains", xticks=[], yticks=[])
             by_class, by_domain = (float(silhouette_score(features, groups)) for groups in (classes, domains))
             rows[f"{record.row}, {place[0]}, seed {place[1]}"] = [by_class, by_domain]
         files.append(saved(figure, order.out / f"csac-fig8-{place[0]}-seed{place[1]}.png"))
