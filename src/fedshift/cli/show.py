@@ -28,6 +28,8 @@ def show_list(what: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, indent=2))
         return
+    if what == "suites":
+        rows = [_in_short(row) for row in rows]
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in rows[0]:
         table.add_column(column, overflow="fold")
@@ -159,6 +161,12 @@ def _suites() -> list[dict[str, Any]]:
         }
         for suite in SUITES.values()
     ]
+
+
+def _in_short(suite: Mapping[str, Any]) -> dict[str, Any]:
+    """Five columns of sentences would be unreadable: two, with needs and costs below the question."""
+    about = "\n".join((suite["question"], f"  needs {suite['needs']}", f"  costs {suite['cost']}"))
+    return {"name": suite["name"], "question, needs and costs": about}
 
 
 def _cell(value: Any) -> str:
