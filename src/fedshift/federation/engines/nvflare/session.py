@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ except ImportError as error:
 
 T = TypeVar("T")
 
+_TRIES = 3
 _ENDED = ("FINISHED", "FAILED", "ABORTED", "ABANDONED")
 
 
@@ -34,19 +37,33 @@ class Server:
     """An authenticated session, as the user of an admin kit. Close it when done."""
 
     def __init__(self, admin_kit: Path, user: str, timeout: float = 15.0) -> None:
+        self._kit = admin_kit
         self._open: Callable[[], Session] = lambda: new_secure_session(user, str(admin_kit), timeout=timeout)
         self._session = self._connected()
 
     def _connected(self) -> Session:
+        """NVFlare gives a busy server two seconds to answer a login: as long as it listens, it is asked again."""
+        for left in reversed(range(_TRIES)):
+            try:
+                with _quiet():
+                    return self._open()
+            except Exception as error:
+                if left and self._listens():
+                    continue
+                raise SiteError(
+                    "server-offline",
+                    f"the coordinator's server does not answer ({type(error).__name__}):"
+                    " start it with `fedshift coordinator start`, or look at its log",
+                ) from error
+        raise AssertionError("at least one try")
+
+    def _listens(self) -> bool:
         try:
-            with _quiet():
-                return self._open()
-        except Exception as error:
-            raise SiteError(
-                "server-offline",
-                f"the coordinator's server does not answer ({type(error).__name__}):"
-                " start it with `fedshift coordinator start`, or look at its log",
-            ) from error
+            address = json.loads((self._kit / "startup" / "fed_admin.json").read_text())["admin"]
+            with socket.create_connection((address["host"], address["port"]), timeout=5):
+                return True
+        except (OSError, ValueError, KeyError):
+            return False
 
     def online(self) -> list[Online]:
         clients = self._ask(lambda session: session.get_connected_client_list())
