@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -37,25 +38,29 @@ class Server:
     """An authenticated session, as the user of an admin kit. Close it when done."""
 
     def __init__(self, admin_kit: Path, user: str, timeout: float = 15.0) -> None:
+        if not logging.getLogger().handlers:
+            # Or Python prints what NVFlare logs about every lost connection to the user's terminal.
+            logging.getLogger().addHandler(logging.NullHandler())
         self._kit = admin_kit
         self._open: Callable[[], Session] = lambda: new_secure_session(user, str(admin_kit), timeout=timeout)
         self._session = self._connected()
 
     def _connected(self) -> Session:
         """NVFlare gives a busy server two seconds to answer a login: as long as it listens, it is asked again."""
-        for left in reversed(range(_TRIES)):
+        problem = "nobody listens at its address"
+        for _ in range(_TRIES):
+            if not self._listens():
+                break
             try:
                 with _quiet():
                     return self._open()
             except Exception as error:
-                if left and self._listens():
-                    continue
-                raise SiteError(
-                    "server-offline",
-                    f"the coordinator's server does not answer ({type(error).__name__}):"
-                    " start it with `fedshift coordinator start`, or look at its log",
-                ) from error
-        raise AssertionError("at least one try")
+                problem = type(error).__name__
+        raise SiteError(
+            "server-offline",
+            f"the coordinator's server does not answer ({problem}):"
+            " start it with `fedshift coordinator start`, or look at its log",
+        )
 
     def _listens(self) -> bool:
         try:
