@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import logging
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,7 @@ except ImportError as error:
 
 T = TypeVar("T")
 
+_TRIES = 3
 _ENDED = ("FINISHED", "FAILED", "ABORTED", "ABANDONED")
 
 
@@ -34,19 +38,37 @@ class Server:
     """An authenticated session, as the user of an admin kit. Close it when done."""
 
     def __init__(self, admin_kit: Path, user: str, timeout: float = 15.0) -> None:
+        if not logging.getLogger().handlers:
+            # Or Python prints what NVFlare logs about every lost connection to the user's terminal.
+            logging.getLogger().addHandler(logging.NullHandler())
+        self._kit = admin_kit
         self._open: Callable[[], Session] = lambda: new_secure_session(user, str(admin_kit), timeout=timeout)
         self._session = self._connected()
 
     def _connected(self) -> Session:
+        """NVFlare gives a busy server two seconds to answer a login: as long as it listens, it is asked again."""
+        problem = "nobody listens at its address"
+        for _ in range(_TRIES):
+            if not self._listens():
+                break
+            try:
+                with _quiet():
+                    return self._open()
+            except Exception as error:
+                problem = type(error).__name__
+        raise SiteError(
+            "server-offline",
+            f"the coordinator's server does not answer ({problem}):"
+            " start it with `fedshift coordinator start`, or look at its log",
+        )
+
+    def _listens(self) -> bool:
         try:
-            with _quiet():
-                return self._open()
-        except Exception as error:
-            raise SiteError(
-                "server-offline",
-                f"the coordinator's server does not answer ({type(error).__name__}):"
-                " start it with `fedshift coordinator start`, or look at its log",
-            ) from error
+            address = json.loads((self._kit / "startup" / "fed_admin.json").read_text())["admin"]
+            with socket.create_connection((address["host"], address["port"]), timeout=5):
+                return True
+        except (OSError, ValueError, KeyError):
+            return False
 
     def online(self) -> list[Online]:
         clients = self._ask(lambda session: session.get_connected_client_list())
