@@ -203,10 +203,10 @@ def remote_run(machines: Machines, keys: dict[str, object], model: object, here:
         started = time.perf_counter()
         fed.begin(2)
         missing = fed.ask(SITES, introduce, rewind_to=0).missing
-        noticed, round = time.perf_counter() - started, 2
+        noticed, number = time.perf_counter() - started, 2
         while "north" in missing:
-            round += 1
-            fed.begin(round)
+            number += 1
+            fed.begin(number)
             missing = fed.ask(SITES, introduce, rewind_to=0).missing
         print(
             f"real_machines: killed site: noticed after {noticed:.1f} s (lost_after 15), back"
