@@ -18,10 +18,11 @@ from fedshift.cli.app import app
 from fedshift.deploy.coordinator import federation_status, start_coordinator, stop_coordinator
 from fedshift.deploy.project import Project, read_project
 from fedshift.deploy.provision import init_federation
-from fedshift.deploy.site import SiteOptions, check_site, read_policy, start_site
+from fedshift.deploy.site import SiteOptions, check_site, read_policy, seconds_to_wait, start_site
 from fedshift.errors import FedshiftError, InputError, SiteError
 from fedshift.federation import codec
 from fedshift.federation.engines import Failure
+from fedshift.federation.engines.nvflare.kits import SiteKit
 from fedshift.federation.engines.nvflare.settings import SiteSettings, worker_setup
 from fedshift.federation.survey import Found, agreed_dataset, survey_sites
 from fedshift.runs.config import make_config
@@ -266,3 +267,18 @@ def test_a_survey_that_fails_names_the_site(facts: dict[str, Any] | None, code: 
     with pytest.raises(SiteError) as caught:
         survey_sites(OneAnswer(facts), ["north"])
     assert caught.value.code == code and says in caught.value.message
+
+
+def test_a_site_that_is_back_before_it_was_missed_waits(tmp_path: Path) -> None:
+    mark = tmp_path / "last-end"
+    assert seconds_to_wait(mark, lost_after=30, now=1000.0) == 0, "it was never here"
+    mark.write_text("")
+    assert seconds_to_wait(mark, lost_after=30, now=1000.0) == 40, "it was killed, nobody knows when"
+    mark.write_text("985.0")
+    assert seconds_to_wait(mark, lost_after=30, now=1000.0) == 25
+    mark.write_text("100.0")
+    assert seconds_to_wait(mark, lost_after=30, now=1000.0) == 0
+
+
+def test_a_kit_says_when_its_site_is_missed(federation: Path) -> None:
+    assert SiteKit.read(federation / "sites" / "north").lost_after == 30

@@ -327,7 +327,9 @@ def test_a_target_smaller_than_a_batch_and_one_source(tiny_data: Path, tmp_path:
     assert weights == pytest.approx({"coral": 0.5, "dim": 0.5})
 
 
-@pytest.mark.parametrize(("count", "message"), [(0, "dim: it has no images"), (1, "target 'dim' has 1 training")])
+@pytest.mark.parametrize(
+    ("count", "message"), [(0, "target 'dim' has no training data"), (1, "target 'dim' has 1 training")]
+)
 def test_a_target_without_images_is_named(count: int, message: str, tiny_data: Path, tmp_path: Path) -> None:
     root = tmp_path / "data"
     root.mkdir()

@@ -68,7 +68,8 @@ def start_site(
     """Take part until stopped (Ctrl-C or SIGTERM)."""
     from fedshift.deploy import site
 
-    raise typer.Exit(site.start_site(kit, site.SiteOptions(data, policy, dataset, label_column, device=device)))
+    options = site.SiteOptions(data, policy, dataset, label_column, device=device)
+    raise typer.Exit(site.start_site(kit, options, tell=typer.echo))
 
 
 @coordinator_app.command("start")

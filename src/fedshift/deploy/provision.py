@@ -16,7 +16,7 @@ import yaml
 from fedshift.deploy.hardening import harden_server, harden_site
 from fedshift.deploy.project import Project
 from fedshift.errors import InputError
-from fedshift.federation.engines.nvflare.kits import COORDINATOR_USER
+from fedshift.federation.engines.nvflare.kits import COORDINATOR_USER, LOST_AFTER_FILE
 
 ORGANISATION = "fedshift"
 _ROOT_DAYS = 3650
@@ -54,6 +54,7 @@ def init_federation(project: Project, out: Path, *, renew: bool = False) -> list
         kit = out / "sites" / site
         _move(kits / site, kit)
         harden_site(kit)
+        (kit / LOST_AFTER_FILE).write_text(json.dumps(project.lost_after))
         (kit / "README.txt").write_text(_INSTRUCTIONS.format(site=site, project=project.name, address=project.address))
         given.append(kit)
     for person in project.observers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,6 +27,8 @@ from fedshift.federation.survey import look
 from fedshift.runs.config import read_config
 
 _CONNECT_SECONDS = 10.0
+_NOTICE_SECONDS = 10.0
+"""How much longer than its limit a server may take to notice that a site is gone."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def check_site(folder: Path, options: SiteOptions) -> list[Check]:
     return checks
 
 
-def start_site(folder: Path, options: SiteOptions) -> int:
+def start_site(folder: Path, options: SiteOptions, tell: Callable[[str], None] = lambda words: None) -> int:
     """Runs the site until it is told to stop. What is wrong with kit, policy or data is an error before it starts;
     the coordinator may still be away: the site waits for it."""
     kit = SiteKit.read(folder)
@@ -91,7 +94,26 @@ def start_site(folder: Path, options: SiteOptions) -> int:
         "nvflare.private.fed.app.client.client_train",
         *("-m", str(kit.folder), "-s", "fed_client.json", "--set", *arguments, "heart_beat_interval=3"),
     )
-    return supervise(command, kit.folder / "site.out")
+    mark = kit.folder / "last-end"
+    if (seconds := seconds_to_wait(mark, kit.lost_after, time.time())) > 0:
+        tell(f"this site was here moments ago: waiting {seconds:.0f} s until the server has noticed that it went")
+        time.sleep(seconds)
+    mark.write_text("")
+    code = supervise(command, kit.folder / "site.out")
+    mark.write_text(str(time.time()))
+    return code
+
+
+def seconds_to_wait(mark: Path, lost_after: float, now: float) -> float:
+    """A site that comes back before the server has missed it is known to the server, but not to the run: its questions
+    would never be answered. `mark` holds when the site last ended; nothing, if it was killed."""
+    if not mark.exists():
+        return 0.0
+    try:
+        since = now - float(mark.read_text())
+    except ValueError:
+        since = 0.0
+    return max(0.0, lost_after + _NOTICE_SECONDS - max(0.0, since))
 
 
 def _checked(what: str, look: Callable[[], str]) -> Check:

@@ -76,14 +76,17 @@ def run(
     """Trains as configured into the run directory `out` and returns its results. `track` names trackers that get the
     metrics too."""
     directory, shown = RunDirectory(out), progress or Silent()
+    # A tracker that is not installed is an error before anything is begun.
     if config.engine == "inprocess":
         prepared = prepare(config)
+        tracking = Tracking(track, prepared.config, out)
         with directory.locked():
-            return _run_in(directory, prepared, shown, resume, track, debug)
+            return _run_in(directory, prepared, shown, resume, tracking, debug)
     if debug:
         raise InputError("config-value", f"--debug is for runs on one machine, not for engine {config.engine}")
+    tracking = Tracking(track, config, out)
     with directory.locked(), line_to_sites(config, directory.identity(), shown.message) as remote:
-        return _run_in(directory, prepare(config, remote.dataset), shown, resume, track, remote=remote)
+        return _run_in(directory, prepare(config, remote.dataset), shown, resume, tracking, remote=remote)
 
 
 def _run_in(
@@ -91,11 +94,10 @@ def _run_in(
     prepared: Prepared,
     shown: Progress,
     resume: bool,
-    track: Sequence[str],
+    tracking: Tracking,
     debug: bool = False,
     remote: Remote | None = None,
 ) -> dict[str, Any]:
-    tracking = Tracking(track, prepared.config, directory.path)
     directory.prepare(prepared.config.to_yaml(), resume)
     if directory.done.exists():
         finished: dict[str, Any] = json.loads(directory.results.read_text())

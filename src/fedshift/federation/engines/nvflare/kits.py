@@ -11,6 +11,10 @@ from fedshift.errors import InputError
 
 COORDINATOR_USER = "coordinator@fedshift.local"
 
+LOST_AFTER_FILE = "local/lost_after.json"
+_LOST_AFTER = 30
+"""Seconds, where a kit does not say."""
+
 
 @dataclass(frozen=True)
 class SiteKit:
@@ -33,6 +37,14 @@ class SiteKit:
     @property
     def authority(self) -> Path:
         return self.folder / "startup" / "rootCA.pem"
+
+    @property
+    def lost_after(self) -> float:
+        """Seconds of silence after which the server takes this site for lost."""
+        try:
+            return float(json.loads((self.folder / LOST_AFTER_FILE).read_text()))
+        except (OSError, ValueError, TypeError):
+            return _LOST_AFTER
 
     @classmethod
     def read(cls, folder: Path) -> SiteKit:
