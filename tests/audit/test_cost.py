@@ -162,13 +162,13 @@ def test_formulas_as_they_are_written() -> None:
 @pytest.mark.parametrize(
     ("method", "published", "up", "down"),
     [
-        ("dualadapt", "||G|| + 3||F||", "|F| + |W|", "|G| + |F| + |W|"),
+        ("dualadapt", "||G|| + 3||F||", "|F| + |W| + |S|", "|G| + |F| + |W|"),
         ("fed-mcd", "4||G|| + 8||F||", "|G| + 2|F|", "|G| + 2|F|"),
         ("fed-dann", "4||G|| + 2||F|| + 4||D||", "|G| + |F|", "|G| + |F|"),
     ],
 )
 def test_formulas_of_the_paper(method: str, published: str, up: str, down: str) -> None:
-    """Yao et al., sec. 4.2."""
+    """Yao et al., sec. 4.2; |S|, BatchNorm statistics, is ours."""
     formula = FORMULAS[method]
     assert written(formula.published or {}, "||") == published
     assert written(formula.upload or {}, "|") == up and written(formula.broadcast or {}, "|") == down

@@ -74,6 +74,10 @@ def start(plan: Plan) -> dict[str, dict[str, Tensor]]:
     return {"extractor": weights_of(net.backbone), "classifier": weights_of(net.head)}
 
 
+def state_of(now: dict[str, dict[str, Tensor]], own: dict[str, Tensor], **statistics: Tensor) -> State:
+    return State(**now, local={"b": own}, statistics={"b": statistics}, mixtures={}, axes={}, pretrained=True)
+
+
 def same(a: Any, b: Any) -> bool:
     return set(a) == set(b) and all(torch.equal(a[key], b[key]) for key in a)
 
@@ -99,8 +103,9 @@ def test_mixup_is_the_mean_of_neighbours() -> None:
     assert mixup(x).flatten().tolist() == [2.0, 0.5, 2.5]
 
 
-def test_eq_6_is_the_weighted_discrepancy_over_mixed_up_pictures(tmp_path: Path) -> None:
-    home = make_home(tmp_path, Hyper(weigh_among="fitted"), batch_size=36)
+@pytest.mark.parametrize("over", ["sum", "mean"])
+def test_eq_6_is_the_weighted_discrepancy_over_mixed_up_pictures(over: Any, tmp_path: Path) -> None:
+    home = make_home(tmp_path, Hyper(weigh_among="fitted", over_clients=over), batch_size=36)
     now = start(home.plan)
     source = describe(home, **now, rng=RNG)
     local = {name: {k: v + scale for k, v in now["classifier"].items()} for name, scale in (("b", 0.1), ("c", -0.2))}
@@ -125,6 +130,7 @@ def test_eq_6_is_the_weighted_discrepancy_over_mixed_up_pictures(tmp_path: Path)
             weight = typicality(as_at_clients, source.axes, mixtures[name])
             assert 0.05 < float(weight.mean()) < 0.95
             by_hand += float((weight * discrepancy(net.head(features), head(features))).mean())
+    by_hand /= 2 if over == "mean" else 1
     assert by_hand > 0.01 and found.align_loss == pytest.approx(by_hand, rel=1e-4)
 
 
@@ -149,7 +155,7 @@ def test_eq_7_mean_of_both_for_a_client_and_the_shared_one_for_strangers() -> No
     plan = make_plan(Hyper())
     now = start(plan)
     own = {key: value + 0.3 * torch.randn_like(value) for key, value in now["classifier"].items()}
-    saved = SavedModel(plan, DualAdapt(Hyper()).models(State(**now, local={"b": own}, pretrained=True)))
+    saved = SavedModel(plan, DualAdapt(Hyper()).models(state_of(now, own)))
     assert set(saved.models) == {SHARED, "b"} and saved.choose("never heard of") == SHARED
     x, net = torch.rand(4, 3, 16, 16), split_network(plan).eval()
     net.backbone.load_state_dict(now["extractor"])
@@ -175,7 +181,7 @@ def test_how_much_a_clients_own_classifier_counts_can_be_set(share: float) -> No
     plan = make_plan(Hyper())
     now = start(plan)
     own = {key: value + 0.3 * torch.randn_like(value) for key, value in now["classifier"].items()}
-    models = DualAdapt(Hyper(local_share=share)).models(State(**now, local={"b": own}, pretrained=True))
+    models = DualAdapt(Hyper(local_share=share)).models(state_of(now, own))
     net, plain, x = DualAdapt.network(plan).eval(), split_network(plan).eval(), torch.rand(4, 3, 16, 16)
     net.load_state_dict(dict(models["b"]))
     plain.backbone.load_state_dict(now["extractor"])
@@ -198,16 +204,48 @@ def test_a_client_adapts_without_any_source_data(tmp_path: Path) -> None:
     assert 0 <= reply.discrepancy <= 2 and 0 <= reply.trust <= 1
     # What leaves: the small classifier and the mixture, never the extractor.
     assert {field.name for field in dataclasses.fields(Adapted)} == {
-        *("classifier", "mixture", "dropped", "discrepancy", "trust")
+        *("classifier", "statistics", "mixture", "dropped", "discrepancy", "trust")
     }
+
+
+def test_a_client_remembers_its_own_data_in_batch_norm(tmp_path: Path) -> None:
+    """By hand for the first layer: the mean and the variance of what its convolution makes of the client's pictures."""
+    site = make_client(tmp_path, Hyper(mixtures=False), batch_size=36)
+    sent = with_source(tmp_path, Hyper(mixtures=False))
+    reply = adapt.run(site, **sent, rng=RNG)
+    net = split_network(site.plan)
+    net.backbone.load_state_dict(sent["extractor"])
+    (batch,) = site.train.evenly(36)
+    with torch.no_grad():
+        maps = net.backbone.block1.conv((batch.x - net.mean) / net.std)
+    assert torch.allclose(reply.statistics["block1.norm.running_mean"], maps.mean((0, 2, 3)), atol=1e-5)
+    assert torch.allclose(reply.statistics["block1.norm.running_var"], maps.var((0, 2, 3)), rtol=1e-4)
+    names = {f"block{number}.norm.{name}" for number in range(1, 5) for name in ("running_mean", "running_var")}
+    assert set(reply.statistics) == names
+
+
+def test_with_the_homes_statistics_none_are_sent(tmp_path: Path) -> None:
+    hyper = Hyper(mixtures=False, statistics="home")
+    assert adapt.run(make_client(tmp_path, hyper), **with_source(tmp_path, hyper), rng=RNG).statistics == {}
+
+
+def test_a_client_is_served_with_its_own_statistics_and_a_stranger_with_the_homes() -> None:
+    plan = make_plan(Hyper())
+    now = start(plan)
+    mean = now["extractor"]["block1.norm.running_mean"] + 1
+    models = DualAdapt(Hyper()).models(state_of(now, now["classifier"], **{"block1.norm.running_mean": mean}))
+    key = "backbone.block1.norm.running_mean"
+    assert torch.equal(models["b"][key], mean) and torch.equal(models[SHARED][key], mean - 1)
+    other = "backbone.block2.norm.running_mean"
+    assert torch.equal(models["b"][other], models[SHARED][other])
 
 
 def test_frozen_parts_get_no_gradient_and_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nets = []
     original = dualadapt._loaded
     monkeypatch.setattr(dualadapt, "_loaded", lambda *args: nets.append(original(*args)) or nets[-1])
-    site, sent = make_client(tmp_path, Hyper(mixtures=False)), with_source(tmp_path, Hyper(mixtures=False))
-    adapt.run(site, **sent, rng=RNG)
+    hyper = Hyper(mixtures=False, statistics="home")
+    adapt.run(make_client(tmp_path, hyper), **(sent := with_source(tmp_path, hyper)), rng=RNG)
     (net,) = nets
     assert all(value.grad is None and not value.requires_grad for value in net.parameters())
     assert same(weights_of(net.backbone), sent["extractor"]) and same(weights_of(net.head), sent["classifier"])
@@ -230,7 +268,8 @@ def test_features_are_worked_out_once_a_sample_while_they_fit_into_memory() -> N
 def test_clients_descend_plainly_without_momentum(tmp_path: Path) -> None:
     """Two batches of Eq. (5), by hand; the run's momentum and schedule are for the home."""
     how = {"weight_decay": 0.01, "schedule": "step:1:0.1"}
-    site = make_client(tmp_path, Hyper(mixtures=False, lambda_st=0.5), samples=24, round=3, **how)
+    hyper = Hyper(mixtures=False, lambda_st=0.5, statistics="home")
+    site = make_client(tmp_path, hyper, samples=24, round=3, **how)
     sent = with_source(tmp_path, Hyper(mixtures=False))
     net = split_network(site.plan).eval()
     net.backbone.load_state_dict(sent["extractor"])
@@ -297,8 +336,17 @@ def test_a_damaged_mixture_is_refused_and_counted(tmp_path: Path, damage: Any) -
     replies.add("b", dataclasses.replace(reply, mixture=damage(reply.mixture)), 1)
     replies.add("c", reply, 1)
     fed = Federation(make_plan(Hyper()), None, ())  # type: ignore[arg-type]
-    local, mixtures = DualAdapt(Hyper())._collect(replies, sent["source"], fed)
-    assert set(local) == set(mixtures) == {"c"} and fed.counters["refused.mixture"] == 1
+    usable, mixtures = DualAdapt(Hyper())._collect(replies, sent["source"], fed)
+    assert set(usable) == set(mixtures) == {"c"} and fed.counters["refused.mixture"] == 1
+
+
+def test_variances_below_zero_are_refused_and_counted(tmp_path: Path) -> None:
+    hyper = Hyper(mixtures=False)
+    reply = adapt.run(make_client(tmp_path, hyper), **with_source(tmp_path, hyper), rng=RNG)
+    replies = Replies(adapt)
+    replies.add("b", dataclasses.replace(reply, statistics={"norm.running_var": torch.tensor([1.0, -0.1])}), 1)
+    fed = Federation(make_plan(hyper), None, ())  # type: ignore[arg-type]
+    assert DualAdapt(hyper)._collect(replies, None, fed) == ({}, {}) and fed.counters == {"refused.statistics": 1}
 
 
 def test_missing_clients_keep_their_classifier_and_are_named() -> None:
@@ -380,16 +428,57 @@ def test_rows_of_table_5_send_what_they_should(data: Path, hyper: dict[str, Any]
 
 def test_fed_oracle_adapts_on_the_clients_own_pictures(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dualadapt, "mixup", lambda x: pytest.fail("fed-oracle does not need stand-ins"))
-    run = fit("fed-oracle", data, rounds=1)
+    run = fit("fed-oracle", data)
     assert run.results["counters"] == {}
     assert "Not to deploy" in (run.path / "MODEL_CARD.md").read_text()
+
+
+def test_a_clients_own_pictures_do_not_move_what_the_home_remembers(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fed-oracle: the home's normalisation is learned from the home's pictures, in its turns with labels alone."""
+    seen: list[Tensor] = []
+    original = dualadapt.discrepancy
+    monkeypatch.setattr(dualadapt, "cross_entropy", lambda scores, y: scores.sum() * 0)
+    monkeypatch.setattr(dualadapt, "discrepancy", lambda a, b: seen.append(a) or original(a, b))
+    monkeypatch.setattr(dualadapt, "augmentation", lambda plan: None)
+    found = []
+    optimise_ = dualadapt.optimise
+    monkeypatch.setattr(dualadapt, "optimise", lambda *a, **kw: found.append((kw, optimise_(*a, **kw))) or found[-1][1])
+    fit("fed-oracle", data, {"server_epochs": 0.1}, lr=1e-9, batch_size=64)
+    (kw, after), layer = found[-1], "block1.norm.num_batches_tracked"
+    # One batch with labels, and one of each of three clients, which are passed through but not remembered.
+    assert int(after.extractor[layer] - kw["extractor"][layer]) == 4 and seen
+    before, batches = kw["extractor"]["block1.norm.running_mean"], after.extractor["block1.norm.running_mean"]
+    home_only = fit("fed-oracle", data, {"server_epochs": 0.1, "alignment": False}, lr=1e-9, batch_size=64)
+    assert home_only.results["counters"] == {}
+    assert torch.allclose(found[-1][1].extractor["block1.norm.running_mean"], batches, atol=1e-6)
+    assert not torch.allclose(before, batches, atol=1e-4)
+
+
+def test_what_clients_sent_is_used_in_the_next_round(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    original = dualadapt.optimise
+    monkeypatch.setattr(dualadapt, "optimise", lambda home, **kw: calls.append(kw) or original(home, **kw))
+    fit("dualadapt", data, rounds=1)
+    assert calls == []  # The first round is pre-training and the clients' first turn.
+    fit("dualadapt", data, rounds=2, out=data.parent / "two")
+    (call,) = calls
+    assert set(call["local"]) == set(call["mixtures"]) == {"blue", "coral", "dim"}
+    assert call["axes"].axes.shape[1] == call["mixtures"]["dim"].means.shape[1]
+
+
+def test_without_alignment_the_home_learns_from_labels_alone(data: Path) -> None:
+    run = fit("dualadapt", data, {"alignment": False})
+    assert [row["value"] for row in run.metrics if row["name"] == "align_loss"] == [0.0]
+    assert set(run.model().models) == {SHARED, "blue", "coral", "dim"}
 
 
 def test_dualadapt_has_no_copy_of_anybodys_data(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     homes = []
     original = dualadapt.optimise
     monkeypatch.setattr(dualadapt, "optimise", lambda home, **kw: homes.append(type(home)) or original(home, **kw))
-    fit("dualadapt", data, rounds=1)
+    fit("dualadapt", data)
     assert homes == [Labelled]
 
 

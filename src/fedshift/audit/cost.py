@@ -17,6 +17,7 @@ from fedshift.methods import find_about
 from fedshift.methods.transfer import ROWS
 from fedshift.nn.archs import Arch, build_network, find_arch
 from fedshift.nn.segmentation import with_light_head
+from fedshift.nn.statistics import statistics_of
 from fedshift.runs.config import make_config
 from fedshift.runs.flops import flop_counter
 from fedshift.runs.madeup import made_up_dataset
@@ -35,12 +36,13 @@ LARGE_IMAGE = 256
 @dataclass(frozen=True)
 class Part:
     """A half of the network: operations of a sample's forward pass and of the gradient of its inputs, trained
-    parameters, and all numbers that it is sent as (normalisation statistics too)."""
+    parameters, all numbers that it is sent as, and how many of them are what BatchNorm layers remember."""
 
     forward_flops: int
     input_gradient_flops: int
     parameters: int
     numbers: int
+    statistics: int
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,7 @@ def compare(counted: SiteCost, formula: Formula, network: Mapping[str, Part], si
     """Every formula that the method has, beside what was counted."""
     up, down = (sent.fields.get(name, 0.0) for sent, name in zip(_both(counted), formula.mixture, strict=True))
     held = {"G": network["G"].numbers, "F": network["F"].numbers, "KF": sites * network["F"].numbers}
+    held["S"] = network["G"].statistics
     rows: tuple[tuple[str, float, Terms | None, str, Mapping[str, float]], ...] = (
         ("FLOPs a sample", counted.flops_per_sample, formula.flops, "||", _flops_of(network, sites)),
         ("numbers uploaded", counted.upload.numbers, formula.upload, "|", held | {"W": up}),
@@ -240,6 +243,7 @@ def _part(module: nn.Module, run: Callable[[Tensor], Tensor], example: Tensor) -
         input_gradient_flops=flops(backward=True, needs_input_gradient=True) - flops(backward=True),
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         numbers=sum(tensor.numel() for tensor in module.state_dict().values()),
+        statistics=sum(tensor.numel() for tensor in statistics_of(module).values()),
     )
 
 

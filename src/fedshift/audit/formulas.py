@@ -1,8 +1,8 @@
 """Closed formulas for what methods cost, to hold against what is counted.
 
 G is the extractor and F the classifier of a network. ||m|| are the floating-point operations of one sample's forward
-pass through m, |m| how many numbers m holds, K the number of sites and W a mixture. After C.-H. Yao et al., Federated
-Multi-Target Domain Adaptation, WACV 2022, sec. 4.2.
+pass through m, |m| how many numbers m holds, K the number of sites, W a mixture, and S what the BatchNorm layers of G
+remember. After C.-H. Yao et al., Federated Multi-Target Domain Adaptation, WACV 2022, sec. 4.2.
 
 A backward pass makes two gradients, of the weights and of the inputs, and each costs as much as the forward pass. So a
 trained part costs 3||m||, a frozen one that a gradient passes through 2||m||. Nobody needs the gradient of the lowest
@@ -21,7 +21,7 @@ from fedshift.methods.fada import domain_identifier
 from fedshift.methods.transfer import DannHyper, discriminator
 
 Terms = Mapping[str, float]
-"""Symbol (G, F, KF, D, dG, dF, W) -> how often it is counted; KF is K times F."""
+"""Symbol (G, F, KF, D, dG, dF, W, S) -> how often it is counted; KF is K times F."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,13 @@ PLAIN = Formula(TRAINED, MODEL, MODEL)
 
 DUALADAPT = Formula(
     flops={"G": 1, "F": 4, "dF": -1},
-    upload={"F": 1, "W": 1},
+    upload={"F": 1, "W": 1, "S": 1},
     broadcast={"G": 1, "F": 1, "W": 1},
     published={"G": 1, "F": 3},
     mixture=("mixture", "source"),
     note="W is as large as the data make it: its components need samples, its axes follow the features. Broadcast, it"
-    " brings the axes along.",
+    " brings the axes along. S is what the client's data leave in BatchNorm layers; the paper has no such layers. The"
+    " forward pass that finds it, ||G|| a sample and round, is among the operations outside of training batches.",
 )
 
 FORMULAS: dict[str, Formula] = {
@@ -108,7 +109,7 @@ FORMULAS: dict[str, Formula] = {
     ),
     "dualadapt": DUALADAPT,
     "fed-oracle": Formula(
-        DUALADAPT.flops, {"F": 1}, {"G": 1, "F": 1}, DUALADAPT.published, note="DualAdapt without its mixtures."
+        DUALADAPT.flops, {"F": 1, "S": 1}, {"G": 1, "F": 1}, DUALADAPT.published, note="DualAdapt without its mixtures."
     ),
     "fed-dan": Formula(
         flops={"G": 6, "F": 3, "dG": -2},

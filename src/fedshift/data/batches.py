@@ -110,6 +110,13 @@ class UnlabelledData:
         for index in self._inputs.cut(order, size):
             yield UnlabelledBatch(self._inputs.gather(index).to(self._device), index)
 
+    def evenly(self, size: int, samples: Tensor | None = None) -> Iterator[UnlabelledBatch]:
+        """Every one of `samples` (none: all there are) once, in batches that differ by one at most: none is left over
+        alone."""
+        order = torch.arange(len(self)) if samples is None else samples
+        for index in torch.tensor_split(order, math.ceil(len(order) / size)):
+            yield UnlabelledBatch(self._inputs.gather(index).to(self._device), index)
+
     def in_order(self, size: int) -> Iterator[UnlabelledBatch]:
         """Every sample once, in the split's order."""
         for index in self._inputs.in_order(size):

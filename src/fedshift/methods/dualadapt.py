@@ -2,15 +2,18 @@
 the features on mixed-up pictures that stand in for the clients'.
 
 C.-H. Yao, B. Gong, H. Qi, Y. Cui, Y. Zhu, M.-H. Yang: Federated Multi-Target Domain Adaptation. WACV 2022.
-Algorithm 1, line by line. G is the extractor, F_g the shared classifier, F_l^i that of client i.
+Algorithm 1, line by line. G is the extractor, F_g the shared classifier, F_l^i that of client i. A round is lines 13-18
+on what the clients sent in the round before, then lines 3-12: so F_l, and what clients know of G's features, are always
+of the G that they are used with.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +21,7 @@ from torch import Tensor, nn
 from fedshift.data.batches import LabelledBatch, UnlabelledBatch
 from fedshift.errors import SiteError
 from fedshift.federation.federation import Federation
-from fedshift.federation.kinds import Count, Metric, MixtureTerms, Release, Weights
+from fedshift.federation.kinds import Count, Metric, MixtureTerms, Release, Statistics, Weights
 from fedshift.federation.plan import Plan
 from fedshift.federation.replies import Replies
 from fedshift.federation.site import Labelled, Site, Unlabelled, WithTargets
@@ -41,6 +44,7 @@ from fedshift.methods.clients import (
 from fedshift.methods.local import augmentation, sgd, train_batches, weights_of, with_weights
 from fedshift.nn.network import Network
 from fedshift.nn.segmentation import with_light_head
+from fedshift.nn.statistics import STATISTICS, forgetting, remembering, statistics_of
 from fedshift.rng import Rng
 
 NUDGE = 1e-3
@@ -69,6 +73,12 @@ class Hyper:
     """Share of the features' variance that the principal axes keep."""
     points: int = 8192
     """Most feature vectors that a mixture is fitted to."""
+    alignment: bool = True
+    """Whether the home moves the features by Eq. (6); false: it learns from its labels alone."""
+    over_clients: Literal["mean", "sum"] = "mean"
+    """How Eq. (6) adds up over clients: with the sum, as it is printed, its steps grow with their number."""
+    statistics: Literal["client", "home"] = "client"
+    """Whose data the extractor's BatchNorm layers remember at a client: its own, or the home's."""
     local_share: float = 0.5
     """What a client's own classifier counts in its prediction (Eq. 7); the shared one counts the rest."""
 
@@ -87,11 +97,16 @@ class Hyper:
 
 @dataclass(frozen=True)
 class State:
-    """G, F_g, and F_l of each client that ever answered."""
+    """G and F_g, and of each client that ever answered F_l and what its BatchNorm layers remember. `mixtures` are W_T
+    of those that answered in the latest round (empty where none are fitted), `axes` what they are measured in: the next
+    round begins with them."""
 
     extractor: Weights
     classifier: Weights
     local: Mapping[str, Weights]
+    statistics: Mapping[str, Weights]
+    mixtures: Mapping[str, MixtureTerms]
+    axes: Weights
     pretrained: bool
 
 
@@ -106,6 +121,7 @@ class Source:
 @dataclass(frozen=True)
 class Adapted(Release):
     classifier: Weights
+    statistics: Statistics
     mixture: MixtureTerms
     dropped: Count
     discrepancy: Metric
@@ -128,6 +144,7 @@ def adapt(site: Unlabelled, extractor: Weights, classifier: Weights, source: Sou
         raise SiteError("data-empty", f"client {site.name!r} has no training data")
     hyper, training = site.hyper(Hyper), site.plan.training
     net = _loaded(site, extractor, classifier).eval().requires_grad_(False)
+    statistics = _own_statistics(site, net) if hyper.statistics == "client" else {}
     local = copy.deepcopy(net.head).requires_grad_(True).train()  # line 6
     if not hyper.self_training:
         # DIFFERS: where F_l = F_g the discrepancy has no gradient, and nothing else would ever part them.
@@ -161,11 +178,22 @@ def adapt(site: Unlabelled, extractor: Weights, classifier: Weights, source: Sou
     mixture = _fit(site, sample, source.axes, rng) if source else None
     return Adapted(
         classifier=weights_of(local),
+        statistics=statistics,
         mixture=vars(mixture) if mixture else {},
         dropped=_components(site) - len(mixture.weights) if mixture else 0,
         discrepancy=mean_of([apart for apart, _ in seen]),
         trust=mean_of([trust for _, trust in seen]),
     )
+
+
+def _own_statistics(site: Unlabelled, net: Network) -> dict[str, Tensor]:
+    """Lets G remember the client's data instead of the home's."""
+    # DIFFERS: the paper does not say how a client normalises. G's weights are frozen, what it remembers need not be.
+    if len(site.train) > 1:
+        with torch.no_grad(), remembering(net):
+            for batch in site.train.evenly(site.plan.training.batch_size):
+                net.features(batch.x)
+    return statistics_of(net.backbone)
 
 
 def _fit(site: Site, sample: Sample, axes: Axes, rng: Rng) -> Mixture:
@@ -188,14 +216,22 @@ def _loaded(site: Site, extractor: Weights, classifier: Weights) -> Network:
 # --- Lines 1, 3 and 13-18: at the home ----------------------------------------------------------------------------
 
 
-def pretrain(home: Labelled, extractor: Weights, classifier: Weights, rng: Rng) -> tuple[Weights, Weights]:
+@dataclass(frozen=True)
+class Optimised:
+    extractor: Weights
+    classifier: Weights
+    train_loss: float
+    align_loss: float = 0.0
+
+
+def pretrain(home: Labelled, extractor: Weights, classifier: Weights, rng: Rng) -> Optimised:
     """Line 1."""
     training, net = home.plan.training, _loaded(home, extractor, classifier).train()
     epochs = home.hyper(Hyper).pretrain_epochs
     batches = home.train.batches(training.batch_size, rng, epochs, augmentation(home.plan))
     optimizer = sgd(net.parameters(), home)
-    train_batches(batches, lambda b: cross_entropy(net(b.x), b.y), optimizer, training.precision)
-    return weights_of(net.backbone), weights_of(net.head)
+    loss = train_batches(batches, lambda b: cross_entropy(net(b.x), b.y), optimizer, training.precision)
+    return Optimised(weights_of(net.backbone), weights_of(net.head), train_loss=loss)
 
 
 @torch.no_grad()
@@ -214,14 +250,6 @@ def mixup(x: Tensor) -> Tensor:
     return (x + x.roll(1, 0)) / 2
 
 
-@dataclass(frozen=True)
-class Optimised:
-    extractor: Weights
-    classifier: Weights
-    align_loss: float
-    train_loss: float
-
-
 def optimise(
     home: Labelled,
     extractor: Weights,
@@ -236,46 +264,42 @@ def optimise(
     heads = {client: frozen_copy(net.head, weights) for client, weights in sorted(local.items())}
     # Mixtures are of features that G made when the clients had it.
     before = copy.deepcopy(net).eval().requires_grad_(False)
-    stand_ins, has_clients_data = _stand_ins(home, tuple(heads), rng), isinstance(home, WithTargets)
+    stand_ins = _stand_ins(home, tuple(heads), rng)
+    # A client's own pictures (fed-oracle) tell nothing of how the home's are to be normalised.
+    is_apart = isinstance(home, WithTargets) and hyper.statistics == "client"
     losses: dict[bool, list[float]] = {True: [], False: []}
 
-    def features_of(pictures: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Pictures of several places go through G as one batch: in use the same statistics normalise all of them."""
-        parts: Sequence[Tensor] = net.features(torch.cat(list(pictures))).split([len(x) for x in pictures])
-        return parts
-
-    def align(x: Tensor, features: Tensor, clients: Iterable[str]) -> Tensor:
+    def align(x: Tensor, clients: Sequence[str]) -> Tensor:
         """Eq. (6) for the clients that x stands for."""
         then = before.features(x) if axes else None
+        features = net.features(x)
         shared, total = net.head(features), torch.zeros((), device=x.device)
         for client in clients:
             terms = discrepancy(heads[client](features), shared)
             if axes and then is not None:
                 terms = typicality(then, axes, mixtures[client], hyper.weigh_among) * terms
             total = total + terms.mean()
-        return total
+        return total / (len(heads) if hyper.over_clients == "mean" else 1)
 
     def loss_of(turn: tuple[bool, LabelledBatch]) -> Tensor:
         is_alignment, batch = turn
         net.head.requires_grad_(not is_alignment)
-        others = stand_ins(batch.x) if is_alignment or has_clients_data else []
-        own = [] if is_alignment and not has_clients_data else [batch.x]
-        features = features_of([*own, *(x for x, _ in others)])
         if is_alignment:
-            terms = [align(x, f, clients) for (x, clients), f in zip(others, features[len(own) :], strict=True)]
-            loss = torch.stack(terms).sum()  # line 17
+            with forgetting(net) if is_apart else nullcontext():
+                loss = torch.stack([align(x, clients) for x, clients in stand_ins(batch.x)]).sum()  # line 17
         else:
-            loss = cross_entropy(net.scores(features[0], batch.x.shape[-2:]), batch.y)  # line 18
+            loss = cross_entropy(net(batch.x), batch.y)  # line 18
         losses[is_alignment].append(float(loss.detach()))
         return loss
 
     batches = home.train.batches(training.batch_size, rng, hyper.server_epochs, augmentation(home.plan))
-    turns = ((kind, batch) for batch in batches for kind in ((True, False) if heads else (False,)))
+    kinds = (True, False) if heads and hyper.alignment else (False,)
+    turns = ((kind, batch) for batch in batches for kind in kinds)
     optimizer = sgd(net.backbone.parameters(), home)
     # A group of its own, because a fused step takes all or none of a group's parameters.
     optimizer.add_param_group({"params": list(net.head.parameters())})
     train_batches(turns, loss_of, optimizer, training.precision)
-    return Optimised(weights_of(net.backbone), weights_of(net.head), mean_of(losses[True]), mean_of(losses[False]))
+    return Optimised(weights_of(net.backbone), weights_of(net.head), mean_of(losses[False]), mean_of(losses[True]))
 
 
 def _stand_ins(
@@ -302,31 +326,44 @@ class DualAdapt:
 
     def init(self, base: Network, fed: Federation) -> State:
         net = with_light_head(copy.deepcopy(base))
-        return State(weights_of(net.backbone), weights_of(net.head), {}, pretrained=False)
+        return State(weights_of(net.backbone), weights_of(net.head), {}, {}, {}, {}, pretrained=False)
 
     def round(self, state: State, fed: Federation) -> State:
-        extractor, classifier = state.extractor, state.classifier
-        if not state.pretrained:
-            extractor, classifier = fed.at_home(pretrain, extractor=extractor, classifier=classifier)
-        now: dict[str, Any] = {"extractor": extractor, "classifier": classifier}
-        source = fed.at_home(describe, **now) if self.hyper.mixtures else None
-        replies = fed.ask(fed.targets, adapt, **now, source=source)  # line 4
-        local, mixtures = self._collect(replies, source, fed)
-        axes = source.axes if source else None
-        found = fed.at_home(optimise, **now, local=local, mixtures=mixtures, axes=axes)
+        now: dict[str, Any] = {"extractor": state.extractor, "classifier": state.classifier}
+        found = fed.at_home(optimise, **now, **_answers(state)) if state.pretrained else fed.at_home(pretrain, **now)
         fed.note("train_loss", found.train_loss, fed.plan.sources[0])
-        fed.note("align_loss", found.align_loss, fed.plan.sources[0])
-        # A client that gave no answer keeps the classifier it had, and has no say in Eq. (6).
-        return State(found.extractor, found.classifier, {**state.local, **local}, pretrained=True)
+        if state.pretrained:
+            fed.note("align_loss", found.align_loss, fed.plan.sources[0])
+        now = {"extractor": found.extractor, "classifier": found.classifier}
+        source = fed.at_home(describe, **now) if self.hyper.mixtures else None
+        like = self._statistics_like(found.extractor)
+        replies = fed.ask(fed.targets, adapt, **now, source=source, expect={"statistics": like})  # line 4
+        usable, mixtures = self._collect(replies, source, fed)
+        # A client that gave no answer keeps what it had, and has no say in the next Eq. (6).
+        return State(
+            **now,
+            local={**state.local, **{site: reply.classifier for site, reply in usable.items()}},
+            statistics={**state.statistics, **{site: reply.statistics for site, reply in usable.items()}},
+            mixtures={site: vars(mixtures[site]) if source else {} for site in usable},
+            axes=vars(source.axes) if source else {},
+            pretrained=True,
+        )
+
+    def _statistics_like(self, extractor: Weights) -> dict[str, Tensor]:
+        is_own = self.hyper.statistics == "client"
+        return {key: value for key, value in extractor.items() if is_own and key.endswith(STATISTICS)}
 
     def _collect(
         self, replies: Replies[Adapted], source: Source | None, fed: Federation
-    ) -> tuple[dict[str, Weights], dict[str, Mixture]]:
-        """F_l and W_T of the clients whose answers are usable."""
+    ) -> tuple[dict[str, Adapted], dict[str, Mixture]]:
+        """The answers that are usable, and W_T in them."""
         count_absent(fed, replies)
-        local: dict[str, Weights] = {}
+        usable: dict[str, Adapted] = {}
         mixtures: dict[str, Mixture] = {}
         for site, reply in replies:
+            if any(key.endswith("running_var") and bool((value < 0).any()) for key, value in reply.statistics.items()):
+                fed.count("refused.statistics")
+                continue
             if source:
                 try:
                     mixtures[site] = Mixture(**reply.mixture).checked(source.axes.axes.shape[1])
@@ -338,19 +375,27 @@ class DualAdapt:
             if reply.dropped:
                 fed.count(f"dropped.components.{site}", reply.dropped)
             fed.note("discrepancy", reply.discrepancy, site)
-            local[site] = reply.classifier
-        return local, mixtures
+            usable[site] = reply
+        return usable, mixtures
 
     def models(self, state: State) -> Mapping[str, Weights]:
         share = self.hyper.local_share
         own = {
-            site: paired_weights(state.extractor, state.classifier, head, share) for site, head in state.local.items()
+            site: paired_weights({**state.extractor, **state.statistics[site]}, state.classifier, head, share)
+            for site, head in state.local.items()
         }
         return {SHARED: paired_weights(state.extractor, state.classifier, None), **own}
 
     @staticmethod
     def network(plan: Plan) -> nn.Module:
         return paired_network(plan)  # Eq. (7)
+
+
+def _answers(state: State) -> dict[str, Any]:
+    """F_l and W_T of the clients that answered in the round before."""
+    mixtures = {site: Mixture(**terms) for site, terms in state.mixtures.items() if terms}
+    local = {site: state.local[site] for site in state.mixtures}
+    return {"local": local, "mixtures": mixtures, "axes": Axes(**state.axes) if state.axes else None}
 
 
 DUALADAPT = About("dualadapt", ("multi-adapt",), "Yao et al., WACV 2022", defaults={"local_epochs": 3.0})

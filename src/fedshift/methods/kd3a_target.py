@@ -5,7 +5,6 @@ coordinator; nothing here leaves it. The paper is named in kd3a.py.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -114,7 +113,7 @@ def hear(
             for layer in norm_layers(net).values():
                 layer.train()
         watch = _WATCHES[distance](classes, net.backbone.out_features) if distance else None
-        opinion = _opinion(net, even_batches(home, samples, size), watch)
+        opinion = _opinion(net, home.train.evenly(size, samples), watch)
         if not bool(torch.isfinite(opinion).all()):
             silent.append(site)
             continue
@@ -126,12 +125,6 @@ def hear(
             buffers = dict(net.named_buffers())
             statistics[site] = {key: buffers[key].cpu().clone() for key in model if key in buffers}
     return Heard(tuple(sites), said[: len(sites)], statistics, tuple(distances), tuple(silent))
-
-
-def even_batches(home: Unlabelled, samples: Tensor, size: int) -> Iterator[UnlabelledBatch]:
-    """Every sample once, in batches that differ by one at most: none is left over alone."""
-    for part in torch.tensor_split(samples, math.ceil(len(samples) / size)):
-        yield from home.train.along(part, size)
 
 
 def _opinion(net: Network, batches: Iterator[UnlabelledBatch], watch: _Watch | None) -> Tensor:
@@ -290,5 +283,5 @@ def align(
                 here = {layer: channel_moments(x) for layer, x in inputs.items()}
                 return batchnorm_mmd(here, sources)
 
-        loss = train_batches(even_batches(home, samples, training.batch_size), loss_of, optimizer, training.precision)
+        loss = train_batches(home.train.evenly(training.batch_size, samples), loss_of, optimizer, training.precision)
     return weights_of(net), loss

@@ -57,7 +57,7 @@ class Taps:
         return collect
 
 
-def norm_layers(module: nn.Module) -> dict[str, nn.Module]:
+def norm_layers(module: nn.Module) -> dict[str, _BatchNorm]:
     """BatchNorm layers by dotted name, in the order in which a forward pass meets them."""
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)}
 
