@@ -14,10 +14,10 @@ A_ROUND = 0.15
 """Seconds for sending models around and scoring them."""
 
 MILLISECONDS = {
-    ("digits-copa", None): 1.5,
-    ("digits-csac", None): 0.6,
+    ("digits-copa", 20): 0.8,
+    ("digits-csac", 20): 0.4,
     ("digits-csac", 16): 0.16,  # in bfloat16
-    ("digits-dualadapt", None): 1.5,
+    ("digits-dualadapt", 20): 0.5,
     ("segnet-small", None): 6.0,
 }
 """For a picture in FedAvg, forward and back, by network and side of the picture."""

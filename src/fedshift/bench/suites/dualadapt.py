@@ -132,7 +132,9 @@ EXPERIMENTS = (
         ),
         shares_of_clients(0.05, 0.1, 0.3, 1.0),
         (recipes.DUAL_DIGIT_FIVE,),
-        recipes.ONE_TO_MANY.with_seeds(0).but(train_per_site=800, rounds=4),
+        recipes.ONE_TO_MANY.with_seeds(0).but(
+            {"dualadapt": {"rounds": 5, "dualadapt": {"pretrain_epochs": 4.0}}}, train_per_site=800, rounds=4
+        ),
         baseline="Fed-MCD",
         draw=lines_over_columns("dualadapt-fig4.png"),
     ),
