@@ -81,7 +81,46 @@ def test_id_beyond_the_class_file_is_an_error(root: Path) -> None:
     (root / "classes.txt").write_text("sky\nroad\ncar\n")
     error = problem_of(root)
     assert error.code == "data-labels"
-    assert "id 11" in error.message
+    assert "Masks of a hold the id 11 (first in a/masks/f0.png), beyond the 3 lines of classes.txt" in error.message
+
+
+def test_one_id_beyond_the_class_file_is_told_among_hundreds_of_masks(root: Path) -> None:
+    """Fewer than the 1 % that may be unreadable: but a class that is missing from the list is no broken file."""
+    write_city(root, "a", 120, np.array([[0, 1, 1], [1, 0, 0]], dtype=np.uint8))
+    save(root / "a" / "masks" / "f77.png", mask(np.array([[0, 1, 2], [4, 0, 0]], dtype=np.uint8)))
+    (root / "classes.txt").write_text("sky\nroad\n")
+    report = check_data(DataSource(data_dir=root))
+    assert [problem.code for problem in report.problems] == ["data-labels"]
+    assert "hold ids 2, 4 (first in a/masks/f77.png)" in report.problems[0].message
+    (root / "classes.txt").write_text("sky\nroad\nvoid\n\ncar\nVOID\n")
+    dataset = open_dataset(DataSource(data_dir=root))
+    assert dataset.classes == ("sky", "road", "car")
+    assert dataset.load("a").skipped == ()
+
+
+def test_camvid_ids_in_a_folder_of_ones_own(root: Path) -> None:
+    """Eleven classes and id 11, which is none."""
+    for number, drive in enumerate(("0001TP", "Seq05VD")):
+        write_city(root, drive, 4, np.array([[0, 3, 10], [11, 11, 255]], dtype=np.uint8), seed=50 * number)
+    (root / "classes.txt").write_text("\n".join([*(f"class{i}" for i in range(11)), "void"]))
+    dataset = open_dataset(DataSource(data_dir=root))
+    assert len(dataset.classes) == 11 and dataset.shown_in == {}
+    found = pairs(dataset.load("Seq05VD"))[picture(50, 8, 12).tobytes()]
+    np.testing.assert_array_equal(found, mask(np.array([[0, 3, 10], [VOID, VOID, VOID]])))
+
+
+def test_ids_of_one_domain_alone_are_told_with_a_mask(root: Path) -> None:
+    write_city(root, "a", 4, np.array([[0, 1, 1], [1, 0, 0]], dtype=np.uint8))
+    write_city(root, "b", 4, np.array([[0, 1, 1], [1, 0, 0]], dtype=np.uint8), seed=50)
+    save(root / "b" / "masks" / "f2.png", mask(np.array([[0, 1, 7], [0, 255, 0]], dtype=np.uint8)))
+    dataset = open_dataset(DataSource(data_dir=root))
+    assert dataset.shown_in == {
+        "a": {"0": "a/masks/f0.png", "1": "a/masks/f0.png"},
+        "b": {"0": "b/masks/f0.png", "1": "b/masks/f0.png", "7": "b/masks/f2.png"},
+    }
+    report = check_data(DataSource(data_dir=root))
+    assert report.ok
+    assert any("Only masks of b hold the id 7 (first in b/masks/f2.png)" in warning for warning in report.warnings)
 
 
 def test_palette_masks_mean_indices(root: Path) -> None:
@@ -116,7 +155,15 @@ def test_mask_of_another_size_than_its_image_is_named(root: Path) -> None:
     save(root / "a" / "masks" / "f1.png", mask(IDS, 2))
     error = problem_of(root)
     assert error.code == "data-labels"
-    assert "its mask is 6 x 4, the image 12 x 8" in error.message
+    assert "a/masks/f1.png: the mask is 6 x 4, its image 12 x 8" in error.message
+
+
+def test_a_broken_mask_is_named_and_not_its_image(root: Path) -> None:
+    write_city(root, "a", 4)
+    (root / "a" / "masks" / "f1.png").write_bytes(b"not a mask")
+    error = problem_of(root)
+    assert error.code == "data-unreadable"
+    assert "a/masks/f1.png: it is not a JPEG or PNG image" in error.message
 
 
 def test_a_split_without_masks_has_no_labels(root: Path) -> None:

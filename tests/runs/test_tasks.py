@@ -157,17 +157,27 @@ def test_predictions_say_whose_model_made_them(tiny_data: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_that_a_site_stops_names_its_log_but_not_its_files(tmp_path: Path, workers: int) -> None:
+def test_a_run_that_a_site_stops_names_its_log_but_not_its_words(tmp_path: Path, workers: int) -> None:
     root = tmp_path / "data"
     write_pictures(root, ("north", "south", "west"))
-    (root / "south" / "a" / "a3.png").write_bytes(b"not a picture")
     out = tmp_path / "run"
+    keys = {"data_dir": root, "target": "west", "rounds": 1, "workers": workers, "policy": {"min_samples": 1000}}
     with pytest.raises(SiteError) as caught:
+        fedshift.fit("fedavg", out=out, **keys)
+    log = out / "sites" / "north" / "site.log"
+    assert "north, south: site-policy (A site's own policy forbids" in caught.value.message
+    assert f"What happened is in {log};" in caught.value.message and "at least 1000" not in caught.value.message
+    assert "its policy asks for at least 1000" in log.read_text()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_file_that_cannot_be_read_is_named_before_the_run_begins(tmp_path: Path, workers: int) -> None:
+    root, out = tmp_path / "data", tmp_path / "run"
+    write_pictures(root, ("north", "south", "west"))
+    (root / "south" / "a" / "a3.png").write_bytes(b"not a picture")
+    with pytest.raises(InputError, match=r"south/a/a3.png: it is not a JPEG or PNG image") as caught:
         fedshift.fit("fedavg", data_dir=root, target="west", rounds=1, workers=workers, out=out)
-    log = out / "sites" / "south" / "site.log"
-    assert "south: data-unreadable (An image or table cannot be decoded" in caught.value.message
-    assert f"What happened is in {log};" in caught.value.message and "a3.png" not in caught.value.message
-    assert "south/a/a3.png: it is not a JPEG or PNG image" in log.read_text()
+    assert caught.value.code == "data-unreadable" and not out.exists()
 
 
 def test_nearly_black_images_of_sixteen_bits_are_told_and_counted(tmp_path: Path) -> None:

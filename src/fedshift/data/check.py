@@ -13,7 +13,7 @@ from fedshift.data.images import Size
 from fedshift.data.raw import TOLERATED, Plan, Problem, Progress, RawDomain, Sample, printable
 from fedshift.data.registry import survey
 from fedshift.data.splits import SPLITS, SplitName
-from fedshift.data.survey import Survey
+from fedshift.data.survey import CLASS_FILE, VOID_NAME, Survey, tell_ids
 from fedshift.errors import InputError
 
 
@@ -63,7 +63,7 @@ def check_data(source: DataSource, progress: Progress | None = None) -> DataRepo
     except InputError as error:
         name = source.name or str(source.data_dir)
         return DataReport(name, "classification", (), (), (), (), (Problem(error.code, error.message),), ())
-    problems, warnings = list(found.problems), list(found.warnings)
+    problems, warnings = list(found.problems), [*found.warnings, *_about_lone_ids(found)]
     plan = _plan_for_all(found)
     reports = []
     for raw in found.domains:
@@ -150,6 +150,21 @@ def _judge(report: DomainReport, task: Task, problems: list[Problem], warnings: 
             warnings.append(f"{report.name} has samples of {printable(label)!r}, but none to train on.")
         if not total and task == "segmentation":
             warnings.append(f"No mask of {report.name} shows {printable(label)!r}.")
+
+
+def _about_lone_ids(found: Survey) -> list[str]:
+    """Who plays which part is not known here; a run may refuse these (`fedshift.runs.planning`)."""
+    masked = {domain: shown for domain, shown in found.shown_in.items() if shown}
+    warnings = []
+    for domain, shown in masked.items():
+        others = {label for other in masked if other != domain for label in masked[other]}
+        alone = {label: mask for label, mask in shown.items() if label not in others}
+        if alone and others:
+            warnings.append(
+                f"Only masks of {printable(domain)} hold {tell_ids(alone)}. Where it is a target or client, a run "
+                f"refuses that, unless {CLASS_FILE} lists the classes (`{VOID_NAME}` for an id that is none)."
+            )
+    return warnings
 
 
 def _about_dark(domain: Domain) -> str:

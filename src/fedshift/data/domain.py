@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,7 +76,8 @@ class DataSource:
 @dataclass(frozen=True)
 class Dataset:
     """A named set of domains that share a task, a class list and an input shape: `(3, height, width)`, or
-    `(columns,)` with the names in `columns`. `load` reads one domain."""
+    `(columns,)` with the names in `columns`. `load` reads one domain. Where nobody listed the classes and they are the
+    ids found in masks, `shown_in` says domain -> class -> the first mask that shows it."""
 
     name: str
     task: Task
@@ -86,3 +87,4 @@ class Dataset:
     load: Callable[[str], Domain]
     warnings: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    shown_in: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from fedshift.data.arrays import ArraysError, ImageArrays, read_npz
 from fedshift.data.imagefiles import ImageFiles
 from fedshift.data.listing import Reading, image_files, list_domain, sub_folders
 from fedshift.data.raw import Problem, RawDomain, printable
-from fedshift.data.survey import Agreed, Survey, mask_code, read_class_file, survey_images, survey_tables
+from fedshift.data.survey import Agreed, Survey, check_ids, mask_code, read_class_file, survey_images, survey_tables
 from fedshift.errors import InputError
 
 SPLIT_FOLDER = "splits"
@@ -73,6 +73,7 @@ def _survey_images(
     classes, code = lines, None
     if lines is not None and any(domain.task == "segmentation" for domain in domains):
         classes, code = mask_code(lines)
+        check_ids(domains, code)
     return survey_images(name, domains, image_size, classes, code, problems, warnings, agreed)
 
 

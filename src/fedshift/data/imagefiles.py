@@ -37,6 +37,9 @@ from fedshift.errors import InputError
 DECODER = 3
 """Part of the cache's keys: raised when the same file would be decoded to other pixels, or more is noted of it."""
 
+MASK_DECODER = 1
+"""The same for data with masks."""
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -79,25 +82,31 @@ class ImageFiles:
 
     def samples(self) -> list[Sample]:
         return [
-            Sample(self._where(item), item.split, self._facts[str(item.path)].digest)
+            Sample(self._where(item.path), item.split, self._facts[str(item.path)].digest)
             for item in self._listing.items
             if item.split is not None
         ]
 
-    def mask_ids(self) -> set[int]:
-        """The ids that the masks hold, `VOID` left out. Masks in colour and unreadable ones hold none."""
+    def mask_ids(self) -> dict[int, str]:
+        """The ids that the masks hold, `VOID` left out, each with the first mask that shows it. Masks in colour and
+        unreadable ones hold none."""
         masks = [item.mask for item in self._listing.items if item.mask is not None]
         digests = [self._facts[str(path)].digest for path in masks]
 
         def find() -> dict[str, NDArray[Any]]:
-            seen = np.zeros(256, dtype=np.bool_)
-            for block in in_parallel(_ids_in, masks):
-                for ids in block:
-                    seen[ids] = True
-            return {"seen": seen}
+            first = np.full(256, -1, dtype=np.int64)
+            found = (ids for block in in_parallel(_ids_in, masks) for ids in block)
+            for i, ids in enumerate(found):
+                first[ids] = np.where(first[ids] < 0, i, first[ids])
+            return {"first": first}
 
-        seen = cached_arrays(_key("mask-ids", digests), find)["seen"]
-        return {int(number) for number in np.flatnonzero(seen)} - {VOID}
+        # By position, not by name: another folder with the same content shares this entry.
+        first = cached_arrays(_key("first-masks", digests), find)["first"]
+        return {i: self._where(masks[first[i]]) for i in range(256) if first[i] >= 0 and i != VOID}
+
+    def refuse(self, problem: Problem) -> None:
+        """Adds a problem that is one only beside what others have or say."""
+        self._listing.problems.append(problem)
 
     def read(self, plan: Plan, progress: Progress | None = None) -> Domain:
         number = {name: i for i, name in enumerate(plan.classes)}
@@ -105,14 +114,15 @@ class ImageFiles:
             (item.split, number.get(item.label or ""), self._digest(item), self._mask_digest(item))
             for item in self._listing.items
         ]
-        code = plan.code and [sorted(plan.code.ids.items()), sorted((plan.code.colours or {}).items())]
+        code = plan.code and [MASK_DECODER, sorted(plan.code.ids.items()), sorted((plan.code.colours or {}).items())]
         key = _key("images", DECODER, plan.size, plan.fit, code, rows)
         entry = cached_entry(key, lambda writer: self._decode_all(writer, plan, number, progress))
         skipped = tuple(
-            Skipped(self._where(self._listing.items[i]), reason, code) for i, reason, code in entry.notes["skipped"]
+            Skipped(self._where(_blamed(self._listing.items[i], in_mask)), reason, code)
+            for i, reason, code, in_mask in entry.notes["skipped"]
         )
         train, val, test = (_split(entry, name) for name in SPLITS)
-        dark = tuple(self._where(self._listing.items[i]) for i in entry.notes["dark"])
+        dark = tuple(self._where(self._listing.items[i].path) for i in entry.notes["dark"])
         return Domain(self.name, train, val, test, skipped, self._listing.test_given, dark)
 
     @cached_property
@@ -165,7 +175,7 @@ class ImageFiles:
                 for result, i in zip(block, remaining, strict=False):
                     if isinstance(result, UnreadableError):
                         # By position, not by name: another folder with the same content shares this entry.
-                        writer.notes["skipped"].append((i, str(result), result.code))
+                        writer.notes["skipped"].append((i, str(result), result.code, result.in_mask))
                         continue
                     usable.append(result)
                     if result.dark:
@@ -185,17 +195,25 @@ class ImageFiles:
         try:
             data = self._read(item.path)
             image = decode_image(data, plan.size, plan.fit)
-            dark = is_dark(data)
-            if item.mask is None:
-                return Decoded(image, None, dark)
-            assert plan.code is not None
-            mask_data = self._read(item.mask)
-            of_image, of_mask = image_size(data), image_size(mask_data)
-            if of_image != of_mask:
-                raise MaskError(f"its mask is {of_mask[1]} x {of_mask[0]}, the image {of_image[1]} x {of_image[0]}")
-            return Decoded(image, decode_mask(mask_data, plan.code, plan.size), dark)
+            dark, size = is_dark(data), image_size(data)
         except UnreadableError as problem:
             return problem
+        try:
+            return Decoded(image, None if item.mask is None else self._decode_mask(item.mask, size, plan), dark)
+        except UnreadableError as problem:
+            problem.in_mask = True
+            return problem
+
+    def _decode_mask(self, path: Path, of_image: Size, plan: Plan) -> NDArray[np.uint8]:
+        assert plan.code is not None
+        data = self._read(path)
+        of_mask = image_size(data)
+        if of_image != of_mask:
+            raise MaskError(
+                f"the mask is {of_mask[1]} x {of_mask[0]}, its image {of_image[1]} x {of_image[0]} (save the mask at "
+                "the image's size, without interpolation)"
+            )
+        return decode_mask(data, plan.code, plan.size)
 
     def _read(self, path: Path) -> bytes:
         data = read_limited(path)
@@ -204,8 +222,8 @@ class ImageFiles:
             raise InputError("data-unreadable", f"{printable(path)} changed while it was read; run again.")
         return data
 
-    def _where(self, item: Item) -> str:
-        return printable(item.path.relative_to(self._listing.folder.parent))
+    def _where(self, path: Path) -> str:
+        return printable(path.relative_to(self._listing.folder.parent))
 
 
 def _split(entry: Entry, name: str) -> Split:
@@ -213,6 +231,10 @@ def _split(entry: Entry, name: str) -> Split:
     if labels is not None and labels.ndim == 1:
         labels = np.array(labels)
     return Split(entry.arrays[f"{name}_inputs"], labels)
+
+
+def _blamed(item: Item, in_mask: bool) -> Path:
+    return item.mask if in_mask and item.mask is not None else item.path
 
 
 def _ids_in(mask: Path) -> NDArray[np.uint8]:

@@ -41,9 +41,11 @@ Fit = Literal["crop", "stretch"]
 
 
 class UnreadableError(Exception):
-    """An image that cannot be used; the message is the reason, without the file's name."""
+    """An image that cannot be used; the message is the reason, without the file's name. `in_mask` says that its mask
+    is to blame."""
 
     code = "data-unreadable"
+    in_mask = False
 
 
 class MaskError(UnreadableError):

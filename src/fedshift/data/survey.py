@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedshift.data.domain import VOID, Dataset, Domain, Task
@@ -26,7 +26,8 @@ VOID_NAME = "void"
 
 @dataclass(frozen=True)
 class Survey:
-    """All that can be known of a data set without reading it. With problems, it cannot be opened."""
+    """All that can be known of a data set without reading it. With problems, it cannot be opened. `shown_in` is as in
+    `Dataset`."""
 
     name: str
     task: Task
@@ -36,6 +37,7 @@ class Survey:
     problems: tuple[Problem, ...]
     warnings: tuple[str, ...]
     columns: tuple[str, ...] = ()
+    shown_in: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,11 @@ def survey_images(
         found.append(
             Problem("data-layout", f"No domain of {name} has labels: there are neither class folders nor masks.")
         )
+    shown_in: dict[str, dict[str, str]] = {}
     if task == "classification":
         classes = agree_on_classes(name, domains, classes, found, remarks)
     elif code is None or classes is None:
-        classes, code = _classes_of_masks(name, domains, found)
+        classes, code, shown_in = _classes_of_masks(name, domains, found)
     fit: Fit = "stretch" if task == "segmentation" else "crop"
     sizes = [domain.sizes() for domain in domains]
     if any(sizes):
@@ -83,7 +86,7 @@ def survey_images(
         if domains and not found:
             found.append(Problem("data-unreadable", f"No image of {name} can be read."))
     plan = Plan(classes, size, fit, code if task == "segmentation" else None)
-    return Survey(name, task, plan, tuple(domains), (3, *size), tuple(found), tuple(remarks))
+    return Survey(name, task, plan, tuple(domains), (3, *size), tuple(found), tuple(remarks), shown_in=shown_in)
 
 
 def survey_tables(
@@ -125,6 +128,7 @@ def open_survey(survey: Survey, progress: Progress | None = None) -> Dataset:
         load,
         survey.warnings,
         survey.columns,
+        survey.shown_in,
     )
 
 
@@ -148,6 +152,28 @@ def mask_code(lines: Sequence[str]) -> tuple[tuple[str, ...], MaskCode]:
             ids[mask_id] = len(classes)
             classes.append(line)
     return tuple(classes), MaskCode(ids)
+
+
+def check_ids(domains: Sequence[RawDomain], code: MaskCode) -> None:
+    """Ids in masks that the class file does not list are a problem of their domain."""
+    for domain in domains:
+        if not isinstance(domain, ImageFiles):
+            continue
+        beyond = {mask_id: mask for mask_id, mask in domain.mask_ids().items() if mask_id not in code.ids}
+        if beyond:
+            message = (
+                f"Masks of {printable(domain.name)} hold {tell_ids(beyond)}, beyond the {len(code.ids)} lines of "
+                f"{CLASS_FILE}, the first of which is id 0. Add the lines that are missing, `{VOID_NAME}` where an id "
+                f"is no class, or give such pixels the value {VOID}."
+            )
+            domain.refuse(Problem("data-labels", message))
+
+
+def tell_ids(shown: Mapping[int, str] | Mapping[str, str], limit: int = 8) -> str:
+    """Ids, and the first mask that shows the first of them."""
+    ids = ", ".join(str(mask_id) for mask_id in list(shown)[:limit])
+    more = f" and {len(shown) - limit} more" if len(shown) > limit else ""
+    return f"{'ids' if len(shown) > 1 else 'the id'} {ids}{more} (first in {next(iter(shown.values()))})"
 
 
 def agree_on_classes(
@@ -188,13 +214,16 @@ def agree_on_classes(
 
 def _classes_of_masks(
     name: str, domains: Sequence[RawDomain], problems: list[Problem]
-) -> tuple[tuple[str, ...], MaskCode]:
-    ids = sorted({number for domain in domains if isinstance(domain, ImageFiles) for number in domain.mask_ids()})
+) -> tuple[tuple[str, ...], MaskCode, dict[str, dict[str, str]]]:
+    """Classes and mask ids as they are found, and as `Dataset.shown_in` where."""
+    found = {domain.name: domain.mask_ids() for domain in domains if isinstance(domain, ImageFiles)}
+    ids = sorted({mask_id for shown in found.values() for mask_id in shown})
     if len(ids) < 2:
         problems.append(
             Problem("data-labels", f"The masks of {name} hold {len(ids)} ids; there must be two classes or more.")
         )
-    return tuple(str(number) for number in ids), MaskCode({number: i for i, number in enumerate(ids)})
+    shown_in = {name: {str(mask_id): mask for mask_id, mask in shown.items()} for name, shown in found.items()}
+    return tuple(map(str, ids)), MaskCode({mask_id: i for i, mask_id in enumerate(ids)}), shown_in
 
 
 def _sorted_names(names: Counter[str]) -> tuple[str, ...]:

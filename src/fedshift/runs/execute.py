@@ -28,7 +28,7 @@ from fedshift.runs.config import RunConfig
 from fedshift.runs.directory import RunDirectory, read_metrics
 from fedshift.runs.machines import Remote, line_to_sites
 from fedshift.runs.model_file import SavedModel, save_model
-from fedshift.runs.planning import Prepared, base_network, open_federation, prepare
+from fedshift.runs.planning import Prepared, base_network, open_federation, prepare, read_domains
 from fedshift.runs.progress import Progress, Silent
 from fedshift.runs.tracking import Tracking
 from fedshift.runs.trial import flops_per_sample
@@ -80,6 +80,7 @@ def run(
     if config.engine == "inprocess":
         prepared = prepare(config)
         tracking = Tracking(track, prepared.config, out)
+        prepared = read_domains(prepared)
         with directory.locked():
             return _run_in(directory, prepared, shown, resume, tracking, debug)
     if debug:

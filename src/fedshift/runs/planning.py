@@ -12,7 +12,8 @@ import torch
 from fedshift._version import __version__
 from fedshift.data import open_dataset
 from fedshift.data.attacks import parse_attack
-from fedshift.data.domain import Dataset, DataSource
+from fedshift.data.domain import VOID, Dataset, DataSource
+from fedshift.data.survey import CLASS_FILE, VOID_NAME, tell_ids
 from fedshift.errors import InputError, nearest
 from fedshift.federation.engines import Engine
 from fedshift.federation.engines.inprocess import Parallel, Sequential
@@ -53,8 +54,47 @@ def prepare(config: RunConfig, dataset: Dataset | None = None) -> Prepared:
         dataset = open_dataset(data_source(config))
     roles = assign_roles(config, dataset)
     _check_attacks(config, roles)
+    dataset = dataclasses.replace(dataset, warnings=(*dataset.warnings, *_check_found_ids(dataset, roles)))
     complete = _completed(config, dataset, roles)
     return Prepared(complete, dataset, roles, _plan(complete, dataset, roles))
+
+
+def read_domains(prepared: Prepared) -> Prepared:
+    """Reads, and so caches, all that sites on this machine will: what is wrong with the user's own files is told here,
+    by name and before anything starts. A site may say no more of it than a code."""
+    if prepared.config.data_dir is None:
+        return prepared  # Built in: drawn by whoever needs it.
+    names = {name for person in prepared.roles.everyone for name in person.domains}
+    domains = [prepared.dataset.load(name) for name in sorted(names)]
+    warnings = [
+        f"{len(domain.skipped)} samples of {domain.name} are left out; the first is {domain.skipped[0].file}: "
+        f"{domain.skipped[0].reason}"
+        for domain in domains
+        if domain.skipped
+    ]
+    dataset = dataclasses.replace(prepared.dataset, warnings=(*prepared.dataset.warnings, *warnings))
+    return dataclasses.replace(prepared, dataset=dataset)
+
+
+def _check_found_ids(dataset: Dataset, roles: Roles) -> list[str]:
+    """Where nobody listed the classes, an id that no labelled site shows must not become one unnoticed: an error where
+    a site of the run shows it, a warning where only a domain does that takes no part."""
+    learned = {label for name in roles.source_domains for label in dataset.shown_in.get(name, ())}
+    taking_part = {name for person in roles.everyone for name in person.domains}
+    warnings = []
+    for name, shown in dataset.shown_in.items():
+        beyond = {label: mask for label, mask in shown.items() if label not in learned}
+        if not beyond or not learned:
+            continue
+        what = f"masks of {name!r} hold {tell_ids(beyond)}, but no mask of {', '.join(roles.source_domains)} does"
+        if name in taking_part:
+            raise InputError(
+                "data-labels",
+                f"{what}: list the classes in {CLASS_FILE}, a line for each id from 0 on, `{VOID_NAME}` where an id is"
+                f" no class; or give such pixels the value {VOID}",
+            )
+        warnings.append(f"{what}. They count as classes, since no {CLASS_FILE} says which ids are some")
+    return warnings
 
 
 def _check_attacks(config: RunConfig, roles: Roles) -> None:
