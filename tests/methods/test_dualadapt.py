@@ -103,9 +103,9 @@ def test_mixup_is_the_mean_of_neighbours() -> None:
     assert mixup(x).flatten().tolist() == [2.0, 0.5, 2.5]
 
 
-@pytest.mark.parametrize("over", ["sum", "mean"])
-def test_eq_6_is_the_weighted_discrepancy_over_mixed_up_pictures(over: Any, tmp_path: Path) -> None:
-    home = make_home(tmp_path, Hyper(weigh_among="fitted", over_clients=over), batch_size=36)
+@pytest.mark.parametrize("alignment", [2.0, 1.0, 0.1])
+def test_eq_6_is_the_weighted_discrepancy_over_mixed_up_pictures(alignment: float, tmp_path: Path) -> None:
+    home = make_home(tmp_path, Hyper(weigh_among="fitted", alignment=alignment), batch_size=36)
     now = start(home.plan)
     source = describe(home, **now, rng=RNG)
     local = {name: {k: v + scale for k, v in now["classifier"].items()} for name, scale in (("b", 0.1), ("c", -0.2))}
@@ -130,7 +130,7 @@ def test_eq_6_is_the_weighted_discrepancy_over_mixed_up_pictures(over: Any, tmp_
             weight = typicality(as_at_clients, source.axes, mixtures[name])
             assert 0.05 < float(weight.mean()) < 0.95
             by_hand += float((weight * discrepancy(net.head(features), head(features))).mean())
-    by_hand /= 2 if over == "mean" else 1
+    by_hand *= alignment / 2  # the mean over two clients
     assert by_hand > 0.01 and found.align_loss == pytest.approx(by_hand, rel=1e-4)
 
 
@@ -361,6 +361,7 @@ def test_missing_clients_keep_their_classifier_and_are_named() -> None:
     "key",
     [
         "lambda_st=-1",
+        "alignment=-1",
         "pretrain_epochs=-1",
         "server_epochs=0",
         "components_per_class=0",
@@ -450,7 +451,7 @@ def test_a_clients_own_pictures_do_not_move_what_the_home_remembers(
     # One batch with labels, and one of each of three clients, which are passed through but not remembered.
     assert int(after.extractor[layer] - kw["extractor"][layer]) == 4 and seen
     before, batches = kw["extractor"]["block1.norm.running_mean"], after.extractor["block1.norm.running_mean"]
-    home_only = fit("fed-oracle", data, {"server_epochs": 0.1, "alignment": False}, lr=1e-9, batch_size=64)
+    home_only = fit("fed-oracle", data, {"server_epochs": 0.1, "alignment": 0.0}, lr=1e-9, batch_size=64)
     assert home_only.results["counters"] == {}
     assert torch.allclose(found[-1][1].extractor["block1.norm.running_mean"], batches, atol=1e-6)
     assert not torch.allclose(before, batches, atol=1e-4)
@@ -469,7 +470,7 @@ def test_what_clients_sent_is_used_in_the_next_round(data: Path, monkeypatch: py
 
 
 def test_without_alignment_the_home_learns_from_labels_alone(data: Path) -> None:
-    run = fit("dualadapt", data, {"alignment": False})
+    run = fit("dualadapt", data, {"alignment": 0.0})
     assert [row["value"] for row in run.metrics if row["name"] == "align_loss"] == [0.0]
     assert set(run.model().models) == {SHARED, "blue", "coral", "dim"}
 
