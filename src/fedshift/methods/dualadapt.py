@@ -73,17 +73,18 @@ class Hyper:
     """Share of the features' variance that the principal axes keep."""
     points: int = 8192
     """Most feature vectors that a mixture is fitted to."""
-    alignment: float = 1.0
+    alignment: float | None = None
     """Weight of Eq. (6), as a mean over clients: their number makes it the sum that is printed. 0: the home learns from
-    its labels alone."""
+    its labels alone. None: 1, and 0.1 where the home has the clients' own pictures (fed-oracle)."""
     statistics: Literal["client", "home"] = "client"
     """Whose data the extractor's BatchNorm layers remember at a client: its own, or the home's."""
     local_share: float = 0.5
     """What a client's own classifier counts in its prediction (Eq. 7); the shared one counts the rest."""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.lambda_st < float("inf") and 0 <= self.alignment < float("inf")):
-            raise ValueError(f"lambda_st and alignment must be 0 or more, not {self.lambda_st} and {self.alignment}")
+        for name, value in (("lambda_st", self.lambda_st), ("alignment", self.alignment or 0.0)):
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be 0 or more, not {value}")
         if self.pretrain_epochs < 0 or self.server_epochs <= 0:
             raise ValueError("pretrain_epochs must be 0 or more and server_epochs above 0")
         if self.components_per_class < 1 or self.points < 1:
@@ -264,8 +265,9 @@ def optimise(
     # Mixtures are of features that G made when the clients had it.
     before = copy.deepcopy(net).eval().requires_grad_(False)
     stand_ins = _stand_ins(home, tuple(heads), rng)
-    # A client's own pictures (fed-oracle) tell nothing of how the home's are to be normalised.
-    is_apart = isinstance(home, WithTargets) and hyper.statistics == "client"
+    # Neither mixed-up pictures nor a client's own (fed-oracle) tell how the home's are to be normalised.
+    is_apart = hyper.statistics == "client"
+    weight = _alignment(hyper, home)
     losses: dict[bool, list[float]] = {True: [], False: []}
 
     def align(x: Tensor, clients: Sequence[str]) -> Tensor:
@@ -278,7 +280,7 @@ def optimise(
             if axes and then is not None:
                 terms = typicality(then, axes, mixtures[client], hyper.weigh_among) * terms
             total = total + terms.mean()
-        return hyper.alignment * total / len(heads)
+        return weight * total / len(heads)
 
     def loss_of(turn: tuple[bool, LabelledBatch]) -> Tensor:
         is_alignment, batch = turn
@@ -292,13 +294,20 @@ def optimise(
         return loss
 
     batches = home.train.batches(training.batch_size, rng, hyper.server_epochs, augmentation(home.plan))
-    kinds = (True, False) if heads and hyper.alignment else (False,)
+    kinds = (True, False) if heads and weight else (False,)
     turns = ((kind, batch) for batch in batches for kind in kinds)
     optimizer = sgd(net.backbone.parameters(), home)
     # A group of its own, because a fused step takes all or none of a group's parameters.
     optimizer.add_param_group({"params": list(net.head.parameters())})
     train_batches(turns, loss_of, optimizer, training.precision)
     return Optimised(weights_of(net.backbone), weights_of(net.head), mean_of(losses[False]), mean_of(losses[True]))
+
+
+def _alignment(hyper: Hyper, home: Labelled) -> float:
+    if hyper.alignment is not None:
+        return hyper.alignment
+    # At the full weight, pictures of far clients all end as one class: there, too, classifiers agree.
+    return 0.1 if isinstance(home, WithTargets) else 1.0
 
 
 def _stand_ins(
@@ -405,7 +414,6 @@ FED_ORACLE = About(
     "the clients' unlabelled data at the home: a bound, not to deploy",
     data="target-copies",
     defaults=DUALADAPT.defaults,
-    # At the full weight, features of far clients all end as one class: there two classifiers agree, too.
-    hyper={"mixtures": False, "alignment": 0.1},
+    hyper={"mixtures": False},
     unsent=frozenset({"mixture"}),
 )
