@@ -52,7 +52,7 @@ DUALADAPT = Formula(
     published={"G": 1, "F": 3},
     mixture=("mixture", "source"),
     note="W is as large as the data make it: its components need samples, its axes follow the features. Broadcast, it"
-    " brings the axes along. S is what the client's data leave in BatchNorm layers; the paper has no such layers. The"
+    " brings the axes along. S is what the client's data leave in BatchNorm layers; the paper names no such layers. The"
     " forward pass that finds it, ||G|| a sample and round, is among the operations outside of training batches.",
 )
 
