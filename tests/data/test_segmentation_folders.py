@@ -147,7 +147,7 @@ def test_images_without_a_mask_are_an_error(root: Path) -> None:
     error = problem_of(root)
     assert error.code == "data-labels"
     assert "1 of 4" in error.message
-    assert "f2.png" in error.message
+    assert "the first is f2.png. Name masks like their images (f2.png for this one), add" in error.message
 
 
 def test_mask_of_another_size_than_its_image_is_named(root: Path) -> None:
