@@ -51,6 +51,7 @@ def test_classes_are_the_ids_found_in_any_domain(root: Path) -> None:
     dataset = open_dataset(DataSource(data_dir=root))
     assert dataset.task == "segmentation"
     assert dataset.classes == ("0", "1", "2", "5", "11")
+    assert dataset.mask_ids == (0, 1, 2, 5, 11)
     assert dataset.input_shape == (3, 8, 12)
     a, b = dataset.load("a"), dataset.load("b")
     assert a.train.labels.dtype == np.uint8
