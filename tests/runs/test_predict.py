@@ -1,4 +1,4 @@
-"""Predictions fit the user's own files: masks with their ids at their size."""
+"""Predictions fit the user's own files: masks with their ids at their size, the model of the site that is meant."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from tinydata import write_domain
 from torch.nn import functional as F
 
 import fedshift
+from fedshift.errors import InputError
 from fedshift.runs.model_file import load_model
 from fedshift.runs.predict import _likeliest, predict_files
 
@@ -73,7 +76,7 @@ def test_masks_have_the_ids_and_the_size_of_the_users_own(
         image.save(tmp_path / "new" / f"{i}.png")
     predict_files(found_ids.path, tmp_path / "new", tmp_path / "out.csv")
     rows = list(csv.DictReader((tmp_path / "out.csv").open()))
-    assert list(rows[0]) == ["file", "mask", "share_0", "share_5", "share_9", "note"]
+    assert list(rows[0]) == ["file", "mask", "share_0", "share_5", "share_9", "note", "model"]
     masks = [predicted(tmp_path / row["mask"]) for row in rows]
     assert all(mask.shape == (height, width) and set(np.unique(mask)) == {0, 5, 9} for mask in masks)
     assert np.mean([mask == truths[i] for i, mask in enumerate(masks)]) > 0.85
@@ -140,3 +143,76 @@ def test_class_by_class_gives_what_all_at_once_would() -> None:
     np.testing.assert_array_equal(_likeliest(shares, (13, 31)), whole.numpy())
     np.testing.assert_array_equal(_likeliest(shares, (6, 9)), shares.argmax(0).numpy())
     assert (_likeliest(torch.full((3, 2, 2), 1 / 3), (2, 2)) == 0).all()
+
+
+# --- Whose model ---------------------------------------------------------------------------------------------------
+
+KEYS = {"rounds": 2, "batch_size": 8, "workers": 0, "policy": {"min_samples": 2}}
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pictures") / "one.png"
+    Image.new("RGB", (16, 16)).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> fedshift.Run:
+    """DualAdapt with the clients blue, coral and dim, of which dim has nothing to learn from."""
+    root = tmp_path_factory.mktemp("adapted")
+    shutil.copytree(tiny_data, root / "data")
+    write_domain(root / "data", "dim", train=0)
+    return fedshift.fit("dualadapt", data_dir=root / "data", home="amber", arch="digits-dualadapt", **KEYS)
+
+
+def models_in(path: Path) -> set[str]:
+    return {row["model"] for row in csv.DictReader(path.open())}
+
+
+def test_a_name_that_is_nearly_a_clients_is_an_error(adapted: fedshift.Run, picture: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    for name in ("bleu", "BLUE", "corals"):
+        with pytest.raises(InputError) as caught:
+            predict_files(adapted.path, picture, out, site=name)
+        assert caught.value.code == "unknown-name" and caught.value.exit_code == 2 and not out.exists()
+        assert f"--site: this run has no model of {name!r}. Did you mean" in caught.value.message
+        assert "blue, coral; leave --site out for the shared model" in caught.value.message
+    with pytest.raises(InputError, match="Did you mean 'blue'"):
+        adapted.predict(np.zeros((1, 16, 16, 3), dtype=np.uint8), site="bleu")
+
+
+def test_a_site_that_took_no_part_gets_the_shared_model(adapted: fedshift.Run, picture: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    counts = predict_files(adapted.path, picture, out, site="zzz")
+    assert counts.model == "the shared model (this run has none of zzz's own, only of blue, coral)"
+    assert models_in(out) == {"shared"}
+    assert predict_files(adapted.path, picture, out, site="blue").model == "the model of blue"
+    assert models_in(out) == {"blue"}
+
+
+def test_a_client_that_was_left_out_is_told_so(adapted: fedshift.Run, picture: Path, tmp_path: Path) -> None:
+    assert "dim" not in adapted.model().models and adapted.results["counters"]["skipped.dim.site-policy"] == 2
+    counts = predict_files(adapted.path, picture, tmp_path / "out.csv", site="dim")
+    why = "client 'dim' was left out of training (site-policy) and has no model of its own"
+    assert counts.model == f"the shared model, because {why}"
+    home = predict_files(adapted.path, picture, tmp_path / "out.csv", site="amber")
+    assert home.model == "the shared model (this run has none of amber's own, only of blue, coral)"
+    saved = adapted.model()
+    without_shared = replace(saved, models={name: saved.models[name] for name in saved.own})
+    with pytest.raises(InputError) as caught:
+        adapted.choose(without_shared, "dim")
+    assert caught.value.message == f"{why}, and there is none to share: name one of blue, coral with --site"
+
+
+def test_without_a_shared_model_the_wrong_name_is_named(tiny_data: Path, picture: Path, tmp_path: Path) -> None:
+    keys = {"home": "amber", "arch": "digits-dualadapt", "cent-mcd": {"form": "one-to-one"}, **KEYS}
+    run = fedshift.fit("cent-mcd", data_dir=tiny_data, out=tmp_path / "run", **{**keys, "rounds": 1})
+    for name, says in {
+        "bleu": "no model of 'bleu'. Did you mean 'blue'? Clients with a model of their own: blue, coral, dim",
+        "zzz": "no model of 'zzz', only a model for each of blue, coral, dim and none to share: name one with --site",
+        None: "a model for each of blue, coral, dim and none to share: name one with --site",
+    }.items():
+        with pytest.raises(InputError) as caught:
+            predict_files(run.path, picture, tmp_path / "out.csv", site=name)
+        assert says in caught.value.message and "--site" in caught.value.message

@@ -49,10 +49,16 @@ class SavedModel:
             return SHARED
         if len(self.models) == 1:
             return next(iter(self.models))
+        missing = "" if site is None else f"no model of {site!r}, only "
         raise InputError(
             "unknown-name",
-            f"this run has a model for each of {', '.join(sorted(self.models))} and none to share: name one",
+            f"this run has {missing}a model for each of {', '.join(self.own)} and none to share: name one with --site",
         )
+
+    @property
+    def own(self) -> list[str]:
+        """The sites that have a model of their own."""
+        return sorted(site for site in self.models if site != SHARED)
 
     def to_ids(self, numbers: NDArray[Any]) -> NDArray[np.uint8]:
         """Class numbers as the ids of the user's own masks; as they are where those are not known."""

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from fedshift.data.images import SUFFIXES, Size, UnreadableError, decode_image, fit_of, image_size
 from fedshift.data.tables import read_features
-from fedshift.errors import InputError, nearest
+from fedshift.errors import InputError
 from fedshift.federation.plan import ModelSpec
 from fedshift.files import write_atomically
 from fedshift.methods.base import SHARED
@@ -44,8 +44,10 @@ def predict_files(
     Unreadable files get a line with the reason. Segmentation masks go to `<out without suffix>_masks/`, with the ids of
     the masks that were learned from and at the size of each picture.
     """
-    saved = Run(run).model(select)
-    net = saved.network(site)
+    finished = Run(run)
+    saved = finished.model(select)
+    chosen = finished.choose(saved, site)
+    net = saved.network(chosen)
     if not inputs.exists():
         raise InputError("data-missing", f"there is nothing at {inputs}")
     if len(saved.plan.model.input_shape) == 1:
@@ -56,25 +58,26 @@ def predict_files(
         rows = _predict_images(saved, net, inputs)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    for row in rows:
-        writer.writerow(row)
+    for row, whose in zip(rows, ["model", *[chosen or "shared"] * (len(rows) - 1)], strict=True):
+        writer.writerow([*row, whose])
     unreadable = [row for row in rows[1:] if str(row[-1]).startswith("unreadable")]
     if len(unreadable) == len(rows) - 1:
         raise InputError(
             "data-unreadable", f"nothing in {inputs} could be read: {unreadable[0][0]} is {unreadable[0][-1]}"
         )
     write_atomically(out, text.getvalue().encode())
-    return PredictionCounts(len(rows) - 1 - len(unreadable), len(unreadable), _whose(saved, site))
+    return PredictionCounts(len(rows) - 1 - len(unreadable), len(unreadable), _whose(finished, saved, site, chosen))
 
 
-def _whose(saved: SavedModel, site: str | None) -> str:
-    chosen = saved.choose(site)
+def _whose(run: Run, saved: SavedModel, site: str | None, chosen: str) -> str:
     if chosen != SHARED:
-        return f"the model of {chosen}"
-    own = sorted(name for name in saved.models if name != SHARED)
-    if site is None or not own:
-        return "the shared model" + (f" (this run has none of {site}'s own)" if site else "")
-    return f"the shared model, because this run has none of {site}'s own. {nearest(site, own)}"
+        return f"the model of {chosen}" + ("" if site in (None, chosen) else f" (this run has none of {site}'s own)")
+    if site is None:
+        return "the shared model"
+    if left_out := run.left_out(saved, site):
+        return f"the shared model, because {left_out}"
+    others = f", only of {', '.join(saved.own)}" if saved.own else ""
+    return f"the shared model (this run has none of {site}'s own{others})"
 
 
 def _predict_images(saved: SavedModel, net: nn.Module, folder: Path) -> list[Sequence[object]]:
