@@ -66,10 +66,17 @@ class SiteError(FedshiftError):
     exit_code = SITE_FAILED
 
 
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that somebody who wrote `word` may have meant, capitals apart."""
+    options = {option.lower(): option for option in sorted(known)}
+    close = difflib.get_close_matches(word.lower(), options, n=1, cutoff=0.55)
+    return options[close[0]] if close else None
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """' Did you mean X?' for the closest known word, or the list of what is known when nothing is close."""
     options = sorted(known)
-    close = difflib.get_close_matches(word.lower(), options, n=1, cutoff=0.55)
-    if close:
-        return f"Did you mean {close[0]!r}?"
+    close = closest(word, options)
+    if close is not None:
+        return f"Did you mean {close!r}?"
     return f"Known: {', '.join(options)}." if options else "None are known."

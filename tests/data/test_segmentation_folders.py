@@ -51,6 +51,7 @@ def test_classes_are_the_ids_found_in_any_domain(root: Path) -> None:
     dataset = open_dataset(DataSource(data_dir=root))
     assert dataset.task == "segmentation"
     assert dataset.classes == ("0", "1", "2", "5", "11")
+    assert dataset.mask_ids == (0, 1, 2, 5, 11)
     assert dataset.input_shape == (3, 8, 12)
     a, b = dataset.load("a"), dataset.load("b")
     assert a.train.labels.dtype == np.uint8
@@ -147,7 +148,7 @@ def test_images_without_a_mask_are_an_error(root: Path) -> None:
     error = problem_of(root)
     assert error.code == "data-labels"
     assert "1 of 4" in error.message
-    assert "f2.png" in error.message
+    assert "the first is f2.png. Name masks like their images (f2.png for this one), add" in error.message
 
 
 def test_mask_of_another_size_than_its_image_is_named(root: Path) -> None:

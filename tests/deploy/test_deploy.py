@@ -185,6 +185,14 @@ def test_what_sites_have_in_common_becomes_the_data_set() -> None:
     assert agreed.input_shape == (3, 16, 16)
 
 
+def test_ids_of_masks_are_known_where_all_sites_number_alike() -> None:
+    north = replace(FOUND, task="segmentation", mask_ids=(0, 5))
+    unlabelled = replace(FOUND, task=None, classes=(), input_shape=())
+    assert agreed_dataset("lungs", {"north": north, "south": north, "west": unlabelled}, NOW).mask_ids == (0, 5)
+    south = replace(north, mask_ids=(1, 5))
+    assert agreed_dataset("lungs", {"north": north, "south": south}, NOW).mask_ids == ()
+
+
 @pytest.mark.parametrize(
     ("change", "code", "says"),
     [

@@ -77,7 +77,8 @@ class DataSource:
 class Dataset:
     """A named set of domains that share a task, a class list and an input shape: `(3, height, width)`, or
     `(columns,)` with the names in `columns`. `load` reads one domain. Where nobody listed the classes and they are the
-    ids found in masks, `shown_in` says domain -> class -> the first mask that shows it."""
+    ids found in masks, `shown_in` says domain -> class -> the first mask that shows it. `mask_ids` has the id of each
+    class in mask files; it is empty where there are none."""
 
     name: str
     task: Task
@@ -88,3 +89,4 @@ class Dataset:
     warnings: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     shown_in: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    mask_ids: tuple[int, ...] = ()

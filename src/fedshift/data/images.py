@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from fedshift.data.domain import VOID
+from fedshift.data.domain import VOID, Task
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 MAX_PIXELS = 64 * 1024 * 1024
@@ -61,6 +61,16 @@ class MaskCode:
 
     ids: Mapping[int, int]
     colours: Mapping[tuple[int, int, int], int] | None = None
+
+    def ids_of(self, classes: int) -> tuple[int, ...]:
+        """The id of each class number below `classes`, the lowest where it has several; nothing where one has none."""
+        lowest = {number: mask_id for mask_id, number in sorted(self.ids.items(), reverse=True)}
+        return tuple(lowest[i] for i in range(classes)) if lowest.keys() >= set(range(classes)) else ()
+
+
+def fit_of(task: Task) -> Fit:
+    """A class shows in the middle of a picture; of a scene no pixel is cut away."""
+    return "stretch" if task == "segmentation" else "crop"
 
 
 def image_size(data: bytes) -> Size:

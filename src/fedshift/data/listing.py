@@ -205,7 +205,11 @@ def add_pairs(
             f"name in {printable(mask_folder)}; the first is {printable(lonely[0].name)}."
         )
         if len(lonely) > TOLERATED * len(images):
-            listing.problems.append(Problem("data-labels", message))
+            remedy = (
+                f"Name masks like their images ({printable(lonely[0].stem)}.png for this one), add those that are"
+                " missing, or move images without a mask out of the folder."
+            )
+            listing.problems.append(Problem("data-labels", f"{message} {remedy}"))
         else:
             listing.warnings.append(f"{message} They are left out.")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fedshift.data.domain import VOID, Dataset, Domain, Task
 from fedshift.data.imagefiles import ImageFiles
-from fedshift.data.images import DEFAULT_SIZE, Fit, MaskCode, common_size
+from fedshift.data.images import DEFAULT_SIZE, MaskCode, common_size, fit_of
 from fedshift.data.listing import plain_name
 from fedshift.data.raw import Plan, Problem, Progress, RawDomain, printable, refuse_many_skipped
 from fedshift.errors import InputError, nearest
@@ -77,7 +77,7 @@ def survey_images(
         classes = agree_on_classes(name, domains, classes, found, remarks)
     elif code is None or classes is None:
         classes, code, shown_in = _classes_of_masks(name, domains, found)
-    fit: Fit = "stretch" if task == "segmentation" else "crop"
+    fit = fit_of(task)
     sizes = [domain.sizes() for domain in domains]
     if any(sizes):
         size = common_size(sizes, wanted_size, fit)
@@ -129,6 +129,7 @@ def open_survey(survey: Survey, progress: Progress | None = None) -> Dataset:
         survey.warnings,
         survey.columns,
         survey.shown_in,
+        survey.plan.code.ids_of(len(survey.plan.classes)) if survey.plan.code else (),
     )
 
 

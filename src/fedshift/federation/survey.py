@@ -34,7 +34,8 @@ class Surveyed(Release):
 
 @dataclass(frozen=True)
 class Found:
-    """The facts. `task` is None, and classes and shape are left open, where a site has no labels."""
+    """The facts. `task` is None, and classes and shape are left open, where a site has no labels. `mask_ids` is as in
+    `Dataset`."""
 
     version: str
     task: Task | None
@@ -42,6 +43,7 @@ class Found:
     input_shape: tuple[int, ...]
     columns: tuple[str, ...]
     clock: float
+    mask_ids: tuple[int, ...] = ()
 
 
 def look(spec: SiteSpec) -> Found:
@@ -61,6 +63,7 @@ def look(spec: SiteSpec) -> Found:
         input_shape=dataset.input_shape if labelled else (),
         columns=dataset.columns,
         clock=time.time(),
+        mask_ids=dataset.mask_ids,
     )
 
 
@@ -140,8 +143,17 @@ def agreed_dataset(name: str, found: Mapping[str, Found], now: float) -> Dataset
                 )
 
     assert ours.task is not None
+    # Sites may number the same classes differently in their files: then no id is right for all.
+    same_ids = all(facts.mask_ids == ours.mask_ids for facts in labelled.values())
     return Dataset(
-        name, ours.task, ours.classes, tuple(sorted(found)), ours.input_shape, elsewhere, columns=ours.columns
+        name,
+        ours.task,
+        ours.classes,
+        tuple(sorted(found)),
+        ours.input_shape,
+        elsewhere,
+        columns=ours.columns,
+        mask_ids=ours.mask_ids if same_ids else (),
     )
 
 

@@ -13,8 +13,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from fedshift.errors import InputError
+from fedshift.errors import InputError, closest
 from fedshift.functional.metrics import confusion_matrix
+from fedshift.methods.base import SHARED
 from fedshift.methods.evaluation import headline
 from fedshift.runs.config import RunConfig, make_config
 from fedshift.runs.directory import RunDirectory, read_metrics
@@ -46,22 +47,52 @@ class Run:
     def model(self, select: Select = "last") -> SavedModel:
         return load_model(self.directory.model if select == "last" else self.directory.chosen_model)
 
+    def choose(self, saved: SavedModel, site: str | None) -> str:
+        """Whose of the saved models predicts for `site`. One that took no part gets the shared model, but a name that
+        is nearly that of a site with a model of its own is an error."""
+        if site is None or site in saved.models:
+            return saved.choose(site)
+        own, left_out = ", ".join(saved.own), self.left_out(saved, site)
+        if left_out and SHARED not in saved.models:
+            raise InputError("unknown-name", f"{left_out}, and there is none to share: name one of {own} with --site")
+        like = None if site in self.results.get("samples", ()) else closest(site, saved.own)
+        if like is None:
+            return saved.choose(site)
+        otherwise = "leave --site out for the shared model" if SHARED in saved.models else "there is none to share"
+        raise InputError(
+            "unknown-name",
+            f"--site: this run has no model of {site!r}. Did you mean {like!r}? Clients with a model of their own:"
+            f" {own}; {otherwise}",
+        )
+
+    def left_out(self, saved: SavedModel, site: str) -> str:
+        """Words on a client that has no model of its own where others have, because no round got a usable answer from
+        it; nothing for any other site."""
+        is_client = self.results["setting"] == "multi-adapt" and site in self.results.get("samples", ())
+        if not is_client or site == self.results["home"] or site in saved.models or not saved.own:
+            return ""
+        counted = (name.rpartition(".") for name in self.results.get("counters", ()))
+        codes = sorted(code for what, _, code in counted if what == f"skipped.{site}")
+        why = f" ({', '.join(codes)})" if codes else ""
+        return f"client {site!r} was left out of training{why} and has no model of its own"
+
     def predict_proba(self, x: ArrayLike | Tensor, site: str | None = None, select: Select = "last") -> NDArray[Any]:
-        """Class probabilities `(n, classes)` (segmentation: `(n, classes, h, w)`).
+        """Class probabilities `(n, classes)` (segmentation: `(n, classes, h, w)`). `site` says whose model.
 
         `x`: images `(n, h, w, 3)` uint8, or `(n, 3, h, w)` float in [0, 1]; or table rows `(n, columns)`.
         """
         saved = self.model(select)
         inputs = as_inputs(x, saved.plan.model.input_shape)
-        return probabilities(saved.network(site), inputs).numpy()
+        return probabilities(saved.network(self.choose(saved, site)), inputs).numpy()
 
     def predict(self, x: ArrayLike | Tensor, site: str | None = None, select: Select = "last") -> NDArray[Any]:
-        """Class numbers; `run.results["classes"]` has their names."""
+        """Class numbers `(n,)` (segmentation: `(n, h, w)`); `run.results["classes"]` has their names, and
+        `run.model().to_ids` makes them the ids of the masks that were learned from."""
         chosen: NDArray[Any] = self.predict_proba(x, site, select).argmax(1)
         return chosen
 
     def score(self, x: ArrayLike | Tensor, y: ArrayLike, site: str | None = None, select: Select = "last") -> float:
-        """Accuracy (segmentation: mean IoU) on labelled inputs, in [0, 1]."""
+        """Accuracy (segmentation: mean IoU) on labelled inputs, in [0, 1]. `y` has class numbers, 255 for no label."""
         predicted = torch.from_numpy(self.predict(x, site, select))
         labels = torch.as_tensor(np.asarray(y))
         return headline(confusion_matrix(predicted, labels, len(self.results["classes"])), self.results["task"])

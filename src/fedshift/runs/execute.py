@@ -222,7 +222,7 @@ class _Execution:
         )
         memory.history = [*memory.history, scores]
         if chosen_round(memory.history) is scores:
-            save_model(self.directory.chosen_model, SavedModel(self.plan, models))
+            save_model(self.directory.chosen_model, self._saved(models))
         name = "accuracy" if task == "classification" else "miou"
         return [
             {"phase": phase, "site": site, "name": name, "value": round_to(value)}
@@ -244,13 +244,16 @@ class _Execution:
 
     def _finish(self, memory: Memory, described: Mapping[str, Described]) -> dict[str, Any]:
         models = self.method.models(memory.state)
-        digest = save_model(self.directory.model, SavedModel(self.plan, models))
+        digest = save_model(self.directory.model, self._saved(models))
         results = self._results(memory, digest, described)
         self.directory.write_results(results)
         self.directory.card.write_text(model_card(self.config, self.plan, results))
         self.directory.done.touch()
         self.progress.finish(results)
         return results
+
+    def _saved(self, models: Mapping[str, Weights]) -> SavedModel:
+        return SavedModel(self.plan, models, self.prepared.dataset.mask_ids)
 
     def _results(self, memory: Memory, digest: str, described: Mapping[str, Described]) -> dict[str, Any]:
         history = memory.history

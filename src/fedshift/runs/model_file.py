@@ -7,9 +7,12 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedshift.errors import InputError
@@ -25,10 +28,12 @@ _METADATA = "fedshift"
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A method's models by site, and under `SHARED` the one for everyone else."""
+    """A method's models by site, and under `SHARED` the one for everyone else. `mask_ids` has the id of each class in
+    the masks that were learned from; it is empty where there were no mask files, and in files of older versions."""
 
     plan: Plan
     models: Mapping[str, Weights]
+    mask_ids: tuple[int, ...] = ()
 
     def network(self, site: str | None = None) -> nn.Module:
         """The module that predicts for `site`, in evaluation mode."""
@@ -44,10 +49,21 @@ class SavedModel:
             return SHARED
         if len(self.models) == 1:
             return next(iter(self.models))
+        missing = "" if site is None else f"no model of {site!r}, only "
         raise InputError(
             "unknown-name",
-            f"this run has a model for each of {', '.join(sorted(self.models))} and none to share: name one",
+            f"this run has {missing}a model for each of {', '.join(self.own)} and none to share: name one with --site",
         )
+
+    @property
+    def own(self) -> list[str]:
+        """The sites that have a model of their own."""
+        return sorted(site for site in self.models if site != SHARED)
+
+    def to_ids(self, numbers: NDArray[Any]) -> NDArray[np.uint8]:
+        """Class numbers as the ids of the user's own masks; as they are where those are not known."""
+        ids = np.array(self.mask_ids or range(len(self.plan.model.classes)), dtype=np.uint8)
+        return np.asarray(ids[numbers])
 
 
 def save_model(path: Path, saved: SavedModel) -> str:
@@ -56,7 +72,10 @@ def save_model(path: Path, saved: SavedModel) -> str:
     for site, weights in saved.models.items():
         prefix = "" if site == SHARED else f"sites/{site}/"
         tensors |= {prefix + key: value.contiguous().clone() for key, value in weights.items()}
-    header = json.dumps({"plan": codec.plain(saved.plan), "sites": sorted(saved.models)}, separators=(",", ":"))
+    about = {"plan": codec.plain(saved.plan), "sites": sorted(saved.models)}
+    if saved.mask_ids:
+        about["mask_ids"] = list(saved.mask_ids)
+    header = json.dumps(about, separators=(",", ":"))
     data = bytes(safetensors.torch.save(tensors, metadata={_METADATA: header}))
     write_atomically(path, data)
     return codec.sha256(data)
@@ -76,7 +95,8 @@ def load_model(path: Path) -> SavedModel:
     for key, value in tensors.items():
         owner = next((s for s in models if s != SHARED and key.startswith(f"sites/{s}/")), SHARED)
         models[owner][key if owner == SHARED else key.removeprefix(f"sites/{owner}/")] = value
-    return SavedModel(codec.restore(Plan, header["plan"]), models)
+    mask_ids = codec.restore(tuple[int, ...], header.get("mask_ids", []), "mask_ids")
+    return SavedModel(codec.restore(Plan, header["plan"]), models, mask_ids)
 
 
 @torch.inference_mode()

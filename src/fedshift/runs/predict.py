@@ -13,10 +13,12 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from fedshift.data.images import SUFFIXES, UnreadableError, decode_image
+from fedshift.data.images import SUFFIXES, Size, UnreadableError, decode_image, fit_of, image_size
 from fedshift.data.tables import read_features
-from fedshift.errors import InputError, nearest
+from fedshift.errors import InputError
+from fedshift.federation.plan import ModelSpec
 from fedshift.files import write_atomically
 from fedshift.methods.base import SHARED
 from fedshift.runs.api import Run, Select
@@ -39,10 +41,13 @@ def predict_files(
 ) -> PredictionCounts:
     """Predicts every image below a folder, or every row of a table, and writes `out`.
 
-    Unreadable files get a line with the reason. Segmentation masks go to `<out without suffix>_masks/`.
+    Unreadable files get a line with the reason. Segmentation masks go to `<out without suffix>_masks/`, with the ids of
+    the masks that were learned from and at the size of each picture.
     """
-    saved = Run(run).model(select)
-    net = saved.network(site)
+    finished = Run(run)
+    saved = finished.model(select)
+    chosen = finished.choose(saved, site)
+    net = saved.network(chosen)
     if not inputs.exists():
         raise InputError("data-missing", f"there is nothing at {inputs}")
     if len(saved.plan.model.input_shape) == 1:
@@ -53,34 +58,35 @@ def predict_files(
         rows = _predict_images(saved, net, inputs)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    for row in rows:
-        writer.writerow(row)
+    for row, whose in zip(rows, ["model", *[chosen or "shared"] * (len(rows) - 1)], strict=True):
+        writer.writerow([*row, whose])
     unreadable = [row for row in rows[1:] if str(row[-1]).startswith("unreadable")]
     if len(unreadable) == len(rows) - 1:
         raise InputError(
             "data-unreadable", f"nothing in {inputs} could be read: {unreadable[0][0]} is {unreadable[0][-1]}"
         )
     write_atomically(out, text.getvalue().encode())
-    return PredictionCounts(len(rows) - 1 - len(unreadable), len(unreadable), _whose(saved, site))
+    return PredictionCounts(len(rows) - 1 - len(unreadable), len(unreadable), _whose(finished, saved, site, chosen))
 
 
-def _whose(saved: SavedModel, site: str | None) -> str:
-    chosen = saved.choose(site)
+def _whose(run: Run, saved: SavedModel, site: str | None, chosen: str) -> str:
     if chosen != SHARED:
-        return f"the model of {chosen}"
-    own = sorted(name for name in saved.models if name != SHARED)
-    if site is None or not own:
-        return "the shared model" + (f" (this run has none of {site}'s own)" if site else "")
-    return f"the shared model, because this run has none of {site}'s own. {nearest(site, own)}"
+        return f"the model of {chosen}" + ("" if site in (None, chosen) else f" (this run has none of {site}'s own)")
+    if site is None:
+        return "the shared model"
+    if left_out := run.left_out(saved, site):
+        return f"the shared model, because {left_out}"
+    others = f", only of {', '.join(saved.own)}" if saved.own else ""
+    return f"the shared model (this run has none of {site}'s own{others})"
 
 
 def _predict_images(saved: SavedModel, net: nn.Module, folder: Path) -> list[Sequence[object]]:
     classes = saved.plan.model.classes
     rows: list[Sequence[object]] = [["file", "prediction", "confidence", *(f"p_{name}" for name in classes), "note"]]
-    for names, images, problems in _batches(folder, saved.plan.model.input_shape):
-        rows += [[name, "", "", *("" for _ in classes), f"unreadable: {why}"] for name, why in problems]
-        if names:
-            rows += _class_rows(names, _probabilities(net, images), classes)
+    for batch in _batches(folder, saved.plan.model):
+        rows += [[name, "", "", *("" for _ in classes), f"unreadable: {why}"] for name, why in batch.problems]
+        if batch.names:
+            rows += _class_rows(batch.names, _probabilities(net, batch.images), classes)
     return rows
 
 
@@ -99,44 +105,79 @@ def _class_rows(names: Sequence[str], probabilities: Tensor, classes: Sequence[s
 
 
 def _predict_masks(saved: SavedModel, net: nn.Module, folder: Path, masks: Path) -> list[Sequence[object]]:
-    """A mask of class ids a picture; the table says which share of it each class covers."""
+    """A mask a picture; the table says which share of it each class covers."""
     classes = saved.plan.model.classes
     rows: list[Sequence[object]] = [["file", "mask", *(f"share_{name}" for name in classes), "note"]]
-    for names, images, problems in _batches(folder, saved.plan.model.input_shape):
-        rows += [[name, "", *("" for _ in classes), f"unreadable: {why}"] for name, why in problems]
-        if not names:
+    written: set[Path] = set()
+    for batch in _batches(folder, saved.plan.model):
+        rows += [[name, "", *("" for _ in classes), f"unreadable: {why}"] for name, why in batch.problems]
+        if not batch.names:
             continue
-        for name, mask in zip(names, _probabilities(net, images).argmax(1).to(torch.uint8).numpy(), strict=True):
+        for name, size, shares in zip(batch.names, batch.sizes, _probabilities(net, batch.images), strict=True):
+            numbers = _likeliest(shares, size)
             target = (masks / name).with_suffix(".png")
+            if target in written:  # a.jpg and a.png
+                target = masks / f"{name}.png"
+            written.add(target)
             buffer = io.BytesIO()
-            Image.fromarray(mask).save(buffer, format="PNG")
+            Image.fromarray(saved.to_ids(numbers)).save(buffer, format="PNG")
             write_atomically(target, buffer.getvalue())
-            shares = np.bincount(mask.ravel(), minlength=len(classes)) / mask.size
-            rows.append([name, target.relative_to(masks.parent), *(f"{share:.4f}" for share in shares), ""])
+            covered = np.bincount(numbers.ravel(), minlength=len(classes)) / numbers.size
+            rows.append([name, target.relative_to(masks.parent), *(f"{share:.4f}" for share in covered), ""])
     return rows
 
 
-def _batches(folder: Path, input_shape: tuple[int, ...]) -> Iterator[tuple[list[str], Tensor, list[tuple[str, str]]]]:
-    """Names and images `(b, 3, h, w)` that could be read, and names with the reason of those that could not."""
+def _likeliest(probabilities: Tensor, size: Size) -> NDArray[np.uint8]:
+    """The class number of every pixel at another size, from `(classes, h, w)`. One class after the other: all at once
+    would take gigabytes for a large photo."""
+    best = torch.full(size, -1.0)
+    numbers = torch.zeros(size, dtype=torch.uint8)
+    for number, plane in enumerate(probabilities):
+        if plane.shape != best.shape:
+            plane = F.interpolate(plane[None, None], size, mode="bilinear", align_corners=False)[0, 0]
+        numbers[plane > best] = number
+        best = torch.maximum(best, plane)
+    return numbers.numpy()
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Names, images `(b, 3, h, w)` and own sizes of files that could be read; names with the reason of those that
+    could not."""
+
+    names: list[str]
+    images: Tensor
+    sizes: list[Size]
+    problems: list[tuple[str, str]]
+
+
+def _batches(folder: Path, model: ModelSpec) -> Iterator[_Batch]:
+    """The files of a folder, brought to size as for training."""
     files = (
         sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES) if folder.is_dir() else [folder]
     )
     if not files:
         raise InputError("data-empty", f"there are no .jpg, .jpeg or .png files in {folder}")
     base = folder if folder.is_dir() else folder.parent
+    _, height, width = model.input_shape
     for start in range(0, len(files), _BATCH):
         names: list[str] = []
         images: list[NDArray[np.uint8]] = []
+        sizes: list[Size] = []
         problems: list[tuple[str, str]] = []
         for path in files[start : start + _BATCH]:
             name = path.relative_to(base).as_posix()
             try:
-                images.append(decode_image(path.read_bytes(), (input_shape[1], input_shape[2])))
-                names.append(name)
+                data = path.read_bytes()
+                image, size = decode_image(data, (height, width), fit_of(model.task)), image_size(data)
             except (UnreadableError, OSError) as error:
                 problems.append((name, str(error)))
-        stacked = torch.from_numpy(np.stack(images)) if images else torch.zeros(0, *input_shape)
-        yield names, stacked.permute(0, 3, 1, 2).float() / 255 if images else stacked, problems
+                continue
+            images.append(image)
+            names.append(name)
+            sizes.append(size)
+        stacked = torch.from_numpy(np.stack(images)) if images else torch.zeros(0, height, width, 3)
+        yield _Batch(names, stacked.permute(0, 3, 1, 2).float() / 255, sizes, problems)
 
 
 @torch.inference_mode()
