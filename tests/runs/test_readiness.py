@@ -162,6 +162,15 @@ def test_a_client_that_its_policy_keeps_out_is_told_before_round_1(uneven: Path,
     assert "| east (shared model) | 15 |" in card and "| blue | 15 |" in card
 
 
+def test_a_client_without_labels_is_not_said_to_be_scored(uneven: Path) -> None:
+    images, _ = shapes(12, (1.0, 1.0, 1.0), 0.1, 5)
+    np.savez(uneven / "east.npz", train_images=images[:6], test_images=images[6:])
+    heard = Heard()
+    run = fedshift.fit("fed-dan", data_dir=uneven, home="amber", progress=heard, **QUICK)
+    (warning,) = told_of(heard, "east")
+    assert "It is skipped in every round: add data" in warning and "east" not in run.results["per_target"]
+
+
 def test_clients_that_nobody_asks_to_learn_are_not_warned_of(uneven: Path) -> None:
     heard = Heard()
     run = fedshift.fit("fedavg", data_dir=uneven, home="amber", progress=heard, **QUICK)

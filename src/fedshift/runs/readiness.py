@@ -37,7 +37,8 @@ def read_domains(prepared: Prepared) -> Prepared:
     labelled = [name for name, domain in domains.items() if domain.train.labels is not None]
     require_training_data(prepared, used, labelled)
     given = {spec.name: sum(len(domains[name].train) for name in spec.domains) for spec in sites}
-    warnings += _check_min_samples(prepared, sites, used, given)
+    scored = [name for name in prepared.roles.tested if domains[name].test.labels is not None]
+    warnings += _check_min_samples(prepared, sites, used, given, scored)
     dataset = dataclasses.replace(prepared.dataset, warnings=(*prepared.dataset.warnings, *warnings))
     return dataclasses.replace(prepared, dataset=dataset)
 
@@ -97,7 +98,11 @@ def _missing_labels(prepared: Prepared, name: str) -> str:
 
 
 def _check_min_samples(
-    prepared: Prepared, sites: Sequence[SiteSpec], used: Mapping[str, int], given: Mapping[str, int]
+    prepared: Prepared,
+    sites: Sequence[SiteSpec],
+    used: Mapping[str, int],
+    given: Mapping[str, int],
+    scored: Collection[str],
 ) -> list[str]:
     """Warns of sites that their policy will keep out of every round; an error where the run could not go on without
     them."""
@@ -124,7 +129,7 @@ def _check_min_samples(
         raise InputError("site-policy", f"{why}: {', '.join(list(told.values())[:_NAMED])}{more}; {rule}: {remedy}")
     return [
         f"{told[spec.name]}, but {rule}. It is skipped in every round"
-        f"{' and scored with the shared model' if spec.name in prepared.roles.tested else ''}: {remedy}"
+        f"{' and scored with the shared model' if spec.name in scored else ''}: {remedy}"
         for spec in few
     ]
 
