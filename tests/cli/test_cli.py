@@ -54,6 +54,7 @@ def test_help_does_not_load_torch() -> None:
         (["train", "--dataset", "digits", "--target", "foto"], "unknown-name", "Did you mean 'photo'"),
         (["train", "--dataset", "digits", "--target", "photo", "--arch", "vgg"], "unknown-name", "architecture 'vgg'"),
         (["train", "--dataset", "digits", "--set", "learning_rate=1"], "config-key", "learning_rate"),
+        (["train", "--method", "fed-dan", "--set", "fed-dan.weight=abc"], "config-value", '"abc" is not a number'),
         (["train", "missing.yaml"], "data-missing", "missing.yaml"),
         (["predict", "no-such-run", "."], "run-missing", "no-such-run"),
         (["report", "no-such-run"], "run-missing", "no-such-run"),

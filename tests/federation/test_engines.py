@@ -110,7 +110,7 @@ def test_too_few_answers_end_the_run_with_names_and_codes(
         "data_dir": tiny_data,
         "target": "dim",
         "arch": "digits-csac",
-        "policy": {"min_samples": 1000},
+        "policy": {"allow": ["facts"]},
         "workers": 0,
     }
     told = r"0 of 3 sites.* amber, blue, coral: site-policy \(A site's own policy forbids.*/amber/site\.log"

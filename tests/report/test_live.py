@@ -122,6 +122,16 @@ def test_rounds_that_a_resumed_run_takes_back_are_gone(server: LiveServer, folde
         assert "round 3 of 20" in next_event(answer)[1]
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_attacks_are_shown(server: LiveServer, folder: Path, finished: bool) -> None:
+    write_run(folder / "a", finished=finished)
+    write_run(folder / "b", finished=finished, config={"attack": ["poison:chalk:0.3", "noise:street"]})
+    text = get(server, "/")[2]
+    assert text.count("attack poison:chalk:0.3") == text.count("attack noise:street") == 1
+    assert "attack poison:chalk:0.3" in get(server, f"/run/{key_of(server, 'b')}")[2]
+    assert "attack " not in get(server, f"/run/{key_of(server, 'a')}")[2]
+
+
 def test_the_pages_of_a_run(server: LiveServer, folder: Path) -> None:
     write_run(folder / "deep" / "down" / "a", "kd3a", notes={"weight": 0.5})
     key = key_of(server, "deep/down/a")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from fedshift.errors import InputError
 from fedshift.federation.plan import Training
+from fedshift.methods import METHODS, find_method
 from fedshift.runs.config import apply_settings, make_config, read_config
 from fedshift.runs.planning import prepare
 
@@ -47,6 +49,63 @@ def test_what_makes_a_variant_cannot_be_set_to_something_else() -> None:
 def test_a_value_out_of_range_names_its_key(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))) as caught:
         make_config(wrong)
+    assert caught.value.code == "config-value"
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("dualadapt.lambda_st=abc", 'dualadapt.lambda_st: "abc" is not a number'),
+        ("dualadapt.lambda_st=true", "dualadapt.lambda_st: true is not a number"),
+        ("dualadapt.points=many", 'dualadapt.points: "many" is not a whole number'),
+        ("dualadapt.points=8.5", "dualadapt.points: 8.5 is not a whole number"),
+        ("dualadapt.mixtures=maybe", 'dualadapt.mixtures: "maybe" is not true or false'),
+        ("dualadapt.mixtures=1", "dualadapt.mixtures: 1 is not true or false"),
+        ("dualadapt.statistics=both", 'dualadapt.statistics: "both" is not one of client, home'),
+        ("dualadapt.alignment=much", 'dualadapt.alignment: "much" is not a number or null'),
+        ("dualadapt.energy=", "dualadapt.energy: null is not a number"),
+        ("csac.lambda=[1]", "csac.lambda: [1] is not a number"),
+        ("csac.channels=few", 'csac.channels: "few" is not a whole number (digits only) or null'),
+        ("csac.layers=last", 'csac.layers: "last" is not a list such as [a, b]'),
+        ("csac.layers=[1, 2]", "csac.layers: [1, 2] is not a list such as [a, b]"),
+        ("copa.cutout=often", 'copa.cutout: "often" is not true or false or auto'),
+        ("kd3a.mixup=a lot", 'kd3a.mixup: "a lot" is not a number or auto'),
+        ("kd3a.ballot={}", "kd3a.ballot: {} is not one of auto, vector, top"),
+        ("fed-dann.hidden=2020-01-01", 'fed-dann.hidden: "2020-01-01" is not a whole number'),
+    ],
+)
+def test_a_key_of_a_method_with_a_value_of_another_type_names_key_value_and_type(setting: str, told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make_config(apply_settings({"method": setting.partition(".")[0]}, [setting]))
+    assert caught.value.message.startswith(told)
+    assert caught.value.code == "config-value" and caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_key_of_every_method_is_checked_before_the_method_sees_it(method: str) -> None:
+    for field in dataclasses.fields(find_method(method).hyper_type):
+        key = field.name.rstrip("_")
+        with pytest.raises(InputError) as caught:
+            make_config({"method": method, method: {key: {"not": "a value"}}})
+        assert f"{method}.{key}" in caught.value.message and caught.value.code == "config-value"
+        assert "<class" not in caught.value.message and "instances of" not in caught.value.message
+
+
+def test_values_of_the_right_type_are_kept() -> None:
+    given = {"lambda": 1, "layers": ["a"], "channels": None, "attention": "none", "cross_entropy": True}
+    hyper = make_config({"method": "csac", "csac": given}).hyper
+    assert hyper["lambda_"] == 1.0 and isinstance(hyper["lambda_"], float)
+    assert hyper["layers"] == ("a",) and hyper["channels"] is None and hyper["attention"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [({"min_samples": "few"}, "a whole number"), ({"noise": "loud"}, "a number"), ({"allow": "weights"}, "a list")],
+)
+def test_a_value_of_the_policy_of_another_type_names_its_key(policy: dict[str, Any], told: str) -> None:
+    (key, value) = next(iter(policy.items()))
+    with pytest.raises(InputError, match=rf'policy\.{key}: "{value}" is not {told}') as caught:
+        make_config({"policy": policy})
     assert caught.value.code == "config-value"
 
 

@@ -122,17 +122,6 @@ def write_pictures(root: Path, sites: tuple[str, ...]) -> None:
                 Image.new("RGB", (16, 16), (20 * number, 0, 0)).save(root / site / label / f"{label}{number}.png")
 
 
-def test_a_source_without_labels_is_named_before_anything_starts(tiny_data: Path, tmp_path: Path) -> None:
-    """A flat folder of pictures may be a target, but not a source."""
-    root = tmp_path / "data"
-    write_pictures(root, ("north", "south"))
-    (root / "flat").mkdir()
-    for number in range(12):
-        Image.new("RGB", (16, 16), (0, 20 * number, 0)).save(root / "flat" / f"{number}.png")
-    with pytest.raises(InputError, match="source 'flat' has no labels"):
-        fedshift.fit("fedavg", data_dir=root, target="south", rounds=1, workers=0)
-
-
 def test_few_test_samples_and_attacks_are_told(tiny_data: Path, tmp_path: Path) -> None:
     heard = Heard()
     run = fedshift.fit(
@@ -161,13 +150,13 @@ def test_a_run_that_a_site_stops_names_its_log_but_not_its_words(tmp_path: Path,
     root = tmp_path / "data"
     write_pictures(root, ("north", "south", "west"))
     out = tmp_path / "run"
-    keys = {"data_dir": root, "target": "west", "rounds": 1, "workers": workers, "policy": {"min_samples": 1000}}
+    keys = {"data_dir": root, "target": "west", "rounds": 1, "workers": workers, "policy": {"allow": ["facts"]}}
     with pytest.raises(SiteError) as caught:
         fedshift.fit("fedavg", out=out, **keys)
     log = out / "sites" / "north" / "site.log"
     assert "north, south: site-policy (A site's own policy forbids" in caught.value.message
-    assert f"What happened is in {log};" in caught.value.message and "at least 1000" not in caught.value.message
-    assert "its policy asks for at least 1000" in log.read_text()
+    assert f"What happened is in {log};" in caught.value.message and "'weights'" not in caught.value.message
+    assert "the site's policy does not allow 'weights' to leave it" in log.read_text()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

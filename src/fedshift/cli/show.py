@@ -18,6 +18,7 @@ from fedshift.methods import METHODS, find_about, find_method
 from fedshift.methods.evaluation import score
 from fedshift.nn.archs import ARCHS
 from fedshift.report.words import explain_counter
+from fedshift.runs.card import skipped_throughout
 
 _SHOWN = 10
 """How many unreadable files and duplicates are named one by one; the counts are complete."""
@@ -44,14 +45,23 @@ def show_results(results: Mapping[str, Any], folder: Path) -> None:
     table.add_column("test samples", justify="right")
     for rule in ("last round", "source-validated round", "oracle round"):
         table.add_column(rule, justify="right")
+    skipped = skipped_throughout(results)
     for target, scores in results["per_target"].items():
         count = f"{results['samples'][target]['test']:,}"
-        table.add_row(target, count, *(f"{100 * scores[rule]:.1f} %" for rule in ("last", "source_val", "oracle")))
+        name = f"{target} (shared model)" if target in skipped else target
+        table.add_row(
+            escape(name), count, *(f"{100 * scores[rule]:.1f} %" for rule in ("last", "source_val", "oracle"))
+        )
     console = Console()
     if results["per_target"]:
         console.print(table)
     else:
         console.print("No score: no target with labels to test on.")
+    for target in skipped:
+        told = (
+            f"{target} was skipped in every round: it is scored with the shared model, which learned nothing from it."
+        )
+        console.print(told, markup=False, highlight=False)
     console.print(
         f"{results['seconds']['total']:.0f} s, {results['bytes']['up'] / 1e6:.1f} MB up,"
         f" {results['bytes']['down'] / 1e6:.1f} MB down; run in {folder}",

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedshift.data.domain import DataSource, Domain, Skipped, Split, Task
+from fedshift.data.domain import MIN_SAMPLES, DataSource, Domain, Skipped, Split, Task
 from fedshift.data.images import Size
 from fedshift.data.raw import TOLERATED, Plan, Problem, Progress, RawDomain, Sample, printable
 from fedshift.data.registry import survey
@@ -141,6 +141,16 @@ def _judge(report: DomainReport, task: Task, problems: list[Problem], warnings: 
             warnings.append(message)
     if not report.splits["train"]:
         problems.append(Problem("data-empty", f"{report.name} has nothing to train on."))
+    elif report.splits["train"] < MIN_SAMPLES:
+        warnings.append(
+            f"{report.name} has {report.splits['train']} training samples, and policy.min_samples asks for "
+            f"{MIN_SAMPLES} unless it is lowered: as a source or client it would be skipped in every round."
+        )
+    if not any("train" in counts for counts in (report.classes or {}).values()):
+        what = "masks" if task == "segmentation" else "labels"
+        warnings.append(
+            f"{report.name} has no {what} to train on: it can only be a target or client, no source or home."
+        )
     for name in ("val", "test"):
         if not report.splits[name]:
             warnings.append(f"{report.name} has no samples in {name}.")

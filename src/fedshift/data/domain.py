@@ -16,6 +16,10 @@ VOID = 255
 """The mask value of pixels that have no label; losses and scores leave them out."""
 
 
+MIN_SAMPLES = 10
+"""Training samples below which, unless its policy says otherwise, nothing learned from them leaves a site."""
+
+
 @dataclass(frozen=True)
 class Split:
     """Images `(n, height, width, 3)` uint8 or table rows `(n, columns)` float32 (NaN = missing), and their labels:

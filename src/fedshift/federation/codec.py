@@ -74,6 +74,35 @@ def restore(hint: type[T], value: Any, where: str = "") -> T:
     return typing.cast(T, _restore(hint, value, where or getattr(hint, "__name__", str(hint))))
 
 
+def expected(hint: Any) -> str:
+    """What a value of type `hint` is, in words for people who write configurations."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return expected(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        return _either(arguments)
+    if origin is typing.Literal:
+        names = ", ".join(str(argument) for argument in arguments)
+        return f"one of {names}" if len(arguments) > 1 else names
+    if origin in (tuple, list, frozenset) or origin is typing.get_origin(Sequence[Any]):
+        return "a list such as [a, b]" if arguments[:1] == (str,) else "a list such as [1, 2]"
+    return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+_WORDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number (digits only)",
+    float: "a number",
+    str: "text",
+    Tensor: "a tensor",
+    type(None): "null",
+}
+
+
+def _either(options: Sequence[Any]) -> str:
+    return " or ".join(expected(option) for option in options)
+
+
 def _lift(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         name = str(len(tensors))
@@ -114,7 +143,7 @@ def _restore(hint: Any, value: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _restore_union(arguments, value, where)
     if origin is typing.Literal:
-        _require(value in arguments, where, f"one of {arguments}")
+        _require(value in arguments, where, expected(hint))
         return value
     if dataclasses.is_dataclass(hint):
         return _restore_dataclass(typing.cast(Any, hint), value, where)
@@ -128,7 +157,7 @@ def _restore(hint: Any, value: Any, where: str) -> Any:
     if hint is Path:
         _require(isinstance(value, str), where, "a path")
         return Path(value)
-    _require(type(value) is hint or (hint is Tensor and isinstance(value, torch.Tensor)), where, str(hint))
+    _require(type(value) is hint or (hint is Tensor and isinstance(value, torch.Tensor)), where, expected(hint))
     return value
 
 
@@ -141,7 +170,7 @@ def _restore_union(options: Sequence[Any], value: Any, where: str) -> Any:
                 return _restore(option, value, where)
             except FedshiftError:
                 continue
-    _require(False, where, " or ".join(str(option) for option in options))
+    _require(False, where, _either(options))
     return None
 
 

@@ -187,7 +187,7 @@ class Federation:
                 self.count("clipped.updates", admitted.clipped)
 
     def _require_quorum(self, requests: list[Request], step: Step[R], replies: Replies[R], everyone: bool) -> None:
-        needed = len(requests) if everyone else max(1, math.ceil(self.rules.quorum * len(requests) - 1e-9))
+        needed = len(requests) if everyone else needed_answers(self.rules.quorum, len(requests))
         if len(replies) >= needed or not requests:
             return
         raise SiteError(
@@ -195,6 +195,11 @@ class Federation:
             f"round {self.round}, step {step.name}: {len(replies)} of {len(requests)} sites gave a usable answer and"
             f" {needed} are needed. {tell_absent(replies.absent(), self.engine.where_to_look)}",
         )
+
+
+def needed_answers(quorum: float, asked: int) -> int:
+    """How many of the asked sites must answer: that share of them, and one at least."""
+    return max(1, math.ceil(quorum * asked - 1e-9))
 
 
 def tell_absent(absent: Mapping[str, str], where_to_look: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedshift.data.domain import MIN_SAMPLES
 from fedshift.errors import SiteError
 from fedshift.federation.kinds import Release, kinds
 from fedshift.functional.averaging import update_norm
@@ -26,7 +27,7 @@ class Policy:
     `clip_norm`: longest update of weights, in L2. `noise`: standard deviation of Gaussian noise added to it."""
 
     allow: tuple[str, ...] | None = None
-    min_samples: int = 10
+    min_samples: int = MIN_SAMPLES
     clip_norm: float | None = None
     noise: float = 0.0
 

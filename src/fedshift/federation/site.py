@@ -179,6 +179,17 @@ _VIEWS: dict[type[Site], tuple[Role, ...]] = {
 }
 
 
+def is_asked(role: Role, view: type[Site]) -> bool:
+    """Whether a site of this role may be asked for a step that takes `view`."""
+    return role in _VIEWS[view]
+
+
+def kept_samples(count: int, cap: int | None, share: float) -> int:
+    """How many of `count` training samples a site uses, given `SiteSpec.train_cap` and a share."""
+    wanted = count if cap is None else min(count, cap)
+    return min(wanted, max(1, round(count * share))) if count else 0
+
+
 class SiteHost:
     """A site's own side of the door: it opens the data once and hands out views of it."""
 
@@ -218,7 +229,7 @@ class SiteHost:
     def view(self, kind: type[Site], round: int) -> Site:
         """The view of `kind`. Views are kept between rounds, so that data becomes tensors once."""
         copies = self.copies if issubclass(kind, WithSource | WithTargets) else None
-        if self.spec.role not in _VIEWS[kind] or copies == {}:
+        if not is_asked(self.spec.role, kind) or copies == {}:
             raise SiteError(
                 "site-policy",
                 f"a step asked site {self.spec.name!r} ({self.spec.role}) for {kind.__name__} data",
@@ -250,8 +261,7 @@ class SiteHost:
         return part
 
     def _capped(self, split: Split, domain: str, share: float) -> Split:
-        wanted = len(split) if self.spec.train_cap is None else min(len(split), self.spec.train_cap)
-        wanted = min(wanted, max(1, round(len(split) * share))) if len(split) else 0
+        wanted = kept_samples(len(split), self.spec.train_cap, share)
         if wanted == len(split):
             return split
         # The order is drawn without looking at labels, so that an unlabelled site is cut the same way.

@@ -27,7 +27,8 @@ class About:
     the home's labelled data. `pooled` brings all sources to one place, `target-copies` the clients' data to the home,
     `target-labels` uses the labels of the targets: upper bounds to compare with, never something to deploy.
     `defaults` are the paper's values of common configuration keys. `hyper` is what makes a variant of a method: keys
-    that cannot be set to anything else. `unsent` are fields of its releases that it therefore leaves empty."""
+    that cannot be set to anything else. `unsent` are fields of its releases that it therefore leaves empty. With
+    `needs_all` a run ends where one site gives no answer; otherwise the quorum decides."""
 
     name: str
     settings: tuple[Setting, ...]
@@ -38,6 +39,7 @@ class About:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     hyper: Mapping[str, Any] = field(default_factory=dict)
     unsent: frozenset[str] = frozenset()
+    needs_all: bool = False
 
     @property
     def is_bound(self) -> bool:

@@ -196,4 +196,4 @@ class InTurn:
 
 IND_ENSEMBLE = About("ind-ensemble", ("generalize",), "baseline: Wu and Gong, ICCV 2021, Table 7")
 IND_PARAMAVG = About("ind-paramavg", ("generalize",), "baseline: Wu and Gong, ICCV 2021, Table 7")
-SEQUENTIAL = About("sequential", ("generalize",), "baseline: Wu and Gong, ICCV 2021, Table 6")
+SEQUENTIAL = About("sequential", ("generalize",), "baseline: Wu and Gong, ICCV 2021, Table 6", needs_all=True)

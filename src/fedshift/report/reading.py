@@ -116,6 +116,12 @@ class Record:
         return self.results.target if self.results else self._text("target")
 
     @property
+    def attacks(self) -> tuple[str, ...]:
+        """Bad sites that were played, for a study."""
+        found = self.config.get("attack") or []
+        return tuple(map(str, found)) if isinstance(found, list) else (str(found),)
+
+    @property
     def seed(self) -> int:
         return self.results.seed if self.results else int(self.config.get("seed") or 0)
 

@@ -17,6 +17,7 @@ from fedshift.errors import InputError, closest
 from fedshift.functional.metrics import confusion_matrix
 from fedshift.methods.base import SHARED
 from fedshift.methods.evaluation import headline
+from fedshift.runs.card import skipped_throughout
 from fedshift.runs.config import RunConfig, make_config
 from fedshift.runs.directory import RunDirectory, read_metrics
 from fedshift.runs.execute import run
@@ -101,8 +102,10 @@ class Run:
         """The results per target as text."""
         rules = ("last", "source_val", "oracle")
         lines = [f"{'target':<20}" + "".join(f"{rule:>12}" for rule in rules)]
+        skipped = skipped_throughout(self.results)
         for target, scores in self.results["per_target"].items():
-            lines.append(f"{target:<20}" + "".join(f"{100 * scores[rule]:>11.1f}%" for rule in rules))
+            note = "  skipped in every round: shared model" if target in skipped else ""
+            lines.append(f"{target:<20}" + "".join(f"{100 * scores[rule]:>11.1f}%" for rule in rules) + note)
         return "\n".join(lines)
 
     def __repr__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,12 +11,23 @@ from fedshift.methods import find_about
 from fedshift.runs.config import RunConfig
 
 
+def skipped_throughout(results: Mapping[str, Any]) -> list[str]:
+    """Clients that gave no usable answer in any round: their scores are those of the shared model."""
+    skipped: Counter[str] = Counter()
+    for name, count in results["counters"].items():
+        group, _, rest = name.partition(".")
+        if group == "skipped":
+            skipped[rest.rpartition(".")[0]] += count
+    return [target for target in results["per_target"] if skipped[target] >= results["rounds"]]
+
+
 def model_card(config: RunConfig, plan: Plan, results: Mapping[str, Any]) -> str:
     about = find_about(config.method)
     unit = "accuracy" if plan.model.task == "classification" else "mIoU"
+    skipped = skipped_throughout(results)
     rows = [
-        f"| {target} | {results['samples'][target]['test']:,} | {_percent(s['last'])} | {_percent(s['source_val'])}"
-        f" | {_percent(s['oracle'])} |"
+        f"| {target}{' (shared model)' if target in skipped else ''} | {results['samples'][target]['test']:,}"
+        f" | {_percent(s['last'])} | {_percent(s['source_val'])} | {_percent(s['oracle'])} |"
         for target, s in results["per_target"].items()
     ]
     unlabelled = {"adapt": (config.target or "",), "multi-adapt": config.targets or ()}.get(plan.setting, ())
@@ -39,6 +51,8 @@ def model_card(config: RunConfig, plan: Plan, results: Mapping[str, Any]) -> str
             f"## Measured {unit}",
             "",
             *(_HEAD + rows if rows else ["Nothing: no target has labels to test on."]),
+            *([""] if skipped else []),
+            *(f"{target} was skipped in every round: nothing was learned from it." for target in skipped),
             "",
             "## Limits",
             "",

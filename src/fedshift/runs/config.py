@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -106,21 +108,17 @@ def make_config(values: Mapping[str, Any]) -> RunConfig:
     hyper = given.pop(about.name, None) or {}
     for key in given:
         if key not in RunConfig.model_fields or key == "hyper":
-            if key.lower() in METHODS:
+            if str(key).lower() in METHODS:
                 raise InputError("config-key", f"{key}: keys of that method, but the run's method is {about.name!r}")
             known = [name for name in RunConfig.model_fields if name != "hyper"] + [about.name]
-            raise InputError("config-key", f"unknown configuration key {key!r}. {nearest(key, known)}")
+            raise InputError("config-key", f"unknown configuration key {key!r}. {nearest(str(key), known)}")
     try:
         config = RunConfig(**given, hyper=_check_hyper(about.name, hyper))
-        codec.restore(Policy, codec.plain(dataclasses.replace(Policy(), **config.policy)), "policy")
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "configuration"
         raise InputError("config-value", f"{where}: {first['msg']} (got {first.get('input')!r})") from None
-    except TypeError:
-        known = [field.name for field in dataclasses.fields(Policy)]
-        odd = next(key for key in config.policy if key not in known)
-        raise InputError("config-key", f"unknown policy key {odd!r}. {nearest(odd, known)}") from None
+    _check_types(Policy, config.policy, "policy")
     return config
 
 
@@ -173,21 +171,35 @@ def _check_hyper(method: str, hyper: Any) -> dict[str, Any]:
     if not isinstance(hyper, Mapping):
         raise InputError("config-value", f"{method}: must hold keys and values")
     # Words that Python keeps for itself (csac.lambda) are fields with an underscore behind.
-    named = {f"{key}_" if f"{key}_" in known else key: value for key, value in hyper.items()}
-    for key in named:
-        if key not in known:
-            raise InputError(
-                "config-key", f"unknown key {method}.{key}. {nearest(key, [k.rstrip('_') for k in known])}"
-            )
+    named = {f"{key}_" if f"{key}_" in known else str(key): value for key, value in hyper.items()}
     fixed = find_about(method).hyper
     for key in fixed:
         if named.get(key, fixed[key]) != fixed[key]:
             raise InputError("config-value", f"{method}.{key} is always {fixed[key]}: it is what makes {method}")
+    checked = _check_types(kind, named, method)
     try:
-        complete = kind(**{**named, **fixed})
-        checked = codec.restore(kind, codec.plain(complete), method)
+        complete = kind(**{**checked, **fixed})
     except FedshiftError as error:
         raise InputError("config-value", error.message) from error
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise InputError("config-value", f"{method}: {error}") from error
-    return {field.name: getattr(checked, field.name) for field in dataclasses.fields(kind)}
+    return {field.name: getattr(complete, field.name) for field in dataclasses.fields(kind)}
+
+
+def _check_types(kind: type[Any], values: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """The values as the fields of the dataclass `kind` have them: checks of ranges may rely on their types."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    names = [field.name for field in dataclasses.fields(kind)]
+    checked = {}
+    for key, value in values.items():
+        shown = key.rstrip("_")
+        if key not in names:
+            known = [name.rstrip("_") for name in names]
+            raise InputError("config-key", f"unknown key {section}.{shown}. {nearest(key, known)}")
+        try:
+            checked[key] = codec.restore(hints[key], codec.plain(value), f"{section}.{shown}")
+        except FedshiftError:
+            written = json.dumps(codec.plain(value), ensure_ascii=False, default=str)
+            wanted = codec.expected(hints[key])
+            raise InputError("config-value", f"{section}.{shown}: {written} is not {wanted}") from None
+    return checked

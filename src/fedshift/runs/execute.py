@@ -28,8 +28,9 @@ from fedshift.runs.config import RunConfig
 from fedshift.runs.directory import RunDirectory, read_metrics
 from fedshift.runs.machines import Remote, line_to_sites
 from fedshift.runs.model_file import SavedModel, save_model
-from fedshift.runs.planning import Prepared, base_network, open_federation, prepare, read_domains
+from fedshift.runs.planning import Prepared, base_network, open_federation, prepare
 from fedshift.runs.progress import Progress, Silent
+from fedshift.runs.readiness import read_domains, require_training_data
 from fedshift.runs.tracking import Tracking
 from fedshift.runs.trial import flops_per_sample
 
@@ -131,7 +132,9 @@ class _Execution:
         sites = [person.name for person in self.roles.sites] + ([self.roles.home.name] if self.roles.home else [])
         self.fed.round = memory.round if memory else 0
         described = agree(self.fed, sites, rewind_to=self.fed.round)
-        self._check_sizes(described)
+        sizes = {site: found.sizes["train"] for site, found in described.items()}
+        labelled = [site for site, found in described.items() if "train" in found.labelled]
+        require_training_data(self.prepared, sizes, labelled)
         self.validated = tuple(s for s in self.roles.validation if "val" in described[s].labelled)
         self.tested = tuple(s for s in self.roles.tested if "test" in described[s].labelled)
         memory = memory or self._start(described)
@@ -328,23 +331,6 @@ class _Execution:
     def _restore_counts(self, memory: Memory) -> None:
         self.fed.counters = Counter(memory.counters)
         self.fed.learning, self.fed.scoring = memory.learning, memory.scoring
-
-    def _check_sizes(self, described: Mapping[str, Described]) -> None:
-        home = self.roles.home.name if self.roles.home else ""
-        for site, found in described.items():
-            if found.sizes["train"]:
-                continue
-            if self.plan.setting == "adapt" and site == home:
-                raise InputError("data-empty", f"target {site!r} has no training data to adapt to")
-            if site not in self.roles.tested:
-                raise InputError("data-empty", f"site {site!r} has no training data")
-        for person in self.roles.everyone:
-            if person.role == "labelled" and "train" not in described[person.name].labelled:
-                what = "the home" if person is self.roles.home else "source"
-                raise InputError(
-                    "method-needs",
-                    f"{what} {person.name!r} has no labels to train on: label its training data, or leave it out",
-                )
 
     def _shown_test(self, memory: Memory) -> dict[str, float]:
         return memory.history[-1].test if memory.history else {}

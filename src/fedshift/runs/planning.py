@@ -59,23 +59,6 @@ def prepare(config: RunConfig, dataset: Dataset | None = None) -> Prepared:
     return Prepared(complete, dataset, roles, _plan(complete, dataset, roles))
 
 
-def read_domains(prepared: Prepared) -> Prepared:
-    """Reads, and so caches, all that sites on this machine will: what is wrong with the user's own files is told here,
-    by name and before anything starts. A site may say no more of it than a code."""
-    if prepared.config.data_dir is None:
-        return prepared  # Built in: drawn by whoever needs it.
-    names = {name for person in prepared.roles.everyone for name in person.domains}
-    domains = [prepared.dataset.load(name) for name in sorted(names)]
-    warnings = [
-        f"{len(domain.skipped)} samples of {domain.name} are left out; the first is {domain.skipped[0].file}: "
-        f"{domain.skipped[0].reason}"
-        for domain in domains
-        if domain.skipped
-    ]
-    dataset = dataclasses.replace(prepared.dataset, warnings=(*prepared.dataset.warnings, *warnings))
-    return dataclasses.replace(prepared, dataset=dataset)
-
-
 def _check_found_ids(dataset: Dataset, roles: Roles) -> list[str]:
     """Where nobody listed the classes, an id that no labelled site shows must not become one unnoticed: an error where
     a site of the run shows it, a warning where only a domain does that takes no part."""
