@@ -62,6 +62,8 @@ def caption(table: Table) -> str:
     seeds = ", ".join(str(seed) for seed in table.seeds)
     over = f"mean ± standard deviation over seeds {seeds}" if count > 1 else f"seed {seeds}"
     words = [f"{table.title}; round: {table.rule}. Per cent, {over}."]
+    if not table.is_complete:
+        words.append("A row with numbers over fewer seeds says so.")
     if table.differences:
         words.append(
             f"Last column: mean difference to {table.baseline} over pairs of equal column and seed, with its"
