@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -15,9 +16,12 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import fedshift
+from fedshift.bench.changes import folder_of
 from fedshift.bench.jobs import Column, Row, grid
 from fedshift.bench.records import read
 from fedshift.bench.runner import Processes, run_jobs, silent
+from fedshift.bench.suite import Order
+from fedshift.bench.suites import SUITES
 from fedshift.cli.app import app
 from fedshift.errors import SITE_FAILED, InputError
 
@@ -60,6 +64,97 @@ def test_bad_input_says_what_to_do(suite: str, arguments: dict[str, object], wor
     with pytest.raises(InputError) as caught:
         fedshift.benchmark(suite, out=tmp_path, **arguments)  # type: ignore[arg-type]
     assert all(word in caught.value.message for word in words), caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("suite", "asked", "words"),
+    [
+        ("dualadapt/table1", ["--set", "copa.nonsense=1"], "does not train copa. It trains cent-mcd,"),
+        ("kd3a/fig5", ["--set", "kd3a.gate=0.8"], "does not train kd3a. It trains no method"),
+        (
+            "dualadapt/table1",
+            ["--set", "dualadapt.lamda_st=3", "--methods", "source-only"],
+            "unknown key dualadapt.lamda_st. Did you mean 'lambda_st'?",
+        ),
+        ("dualadapt/table1", ["--set", "fed-mcd.repeats=many", "--methods", "source-only"], "fed-mcd: "),
+        ("dualadapt/table1", ["--set", "home=paper"], "--set home=paper: no such domain."),
+        ("dualadapt/table2", ["--set", "home=photo"], "this suite has its own homes: handwritten, photo,"),
+        ("copa/table1", ["--set", "target=photo"], "this suite has its own targets: handwritten, photo,"),
+        ("dualadapt/table4", ["--set", "rounds=2"], "--set rounds=2: nothing is trained here"),
+        ("dualadapt/table4", ["--methods", "copa"], "this suite has no 'copa'"),
+        ("csac/fig4", ["--methods", "csac"], "this suite has no 'csac'"),
+        ("selection", ["--records", "x.jsonl", "--seeds", "0"], "with records nothing is trained"),
+    ],
+)
+def test_what_would_change_nothing_is_an_error(
+    suite: str, asked: list[str], words: str, launcher: Here, tmp_path: Path
+) -> None:
+    done = play("bench", suite, "--out", tmp_path, *asked)
+    assert isinstance(done.exception, InputError) and done.exception.exit_code == 2
+    assert words in done.exception.message, done.exception.message
+    assert launcher.trained == [] and not (tmp_path / "table.txt").exists()
+
+
+TABLE_1 = ("bench", "dualadapt/table1", "--methods", "source-only", "--jobs", "1", *SHORT)
+
+
+def test_tables_tell_what_was_changed_and_leave_those_of_the_suite_alone(
+    launcher: Here, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = (*TABLE_1, "--set", "client_fraction=1", "--set", 'policy={"min_samples": 2}', "--data-dir", tiny_data)
+    done = play(*asked, "--seeds", "0")
+    assert done.exit_code == 0, done.output
+    (folder,) = {path.parent for path in Path("runs/bench/dualadapt/table1").rglob("table.*")}
+    assert f"tables: {folder / 'table'}.txt" in done.stdout and folder.name.startswith(tiny_data.name)
+    gave = 'Not the suite as it is. This call gave --set batch_size=8, client_fraction=1, policy={"min_samples": 2},'
+    gave += " rounds=1, train_per_site=16; --methods source only; --seeds 0."
+    home = "The home, which alone has labels, is amber: the first of amber, blue, coral, dim."
+    home += " Another one: --set home=NAME."
+    for name in ("txt", "md", "tex"):
+        page = (folder / f"table.{name}").read_text()
+        assert gave in page and home in page and "scale mini, changed:" in page
+        assert f"dualadapt/table1 on {tiny_data.name}, home amber; round: last." in page
+    told = json.loads((folder / "table.json").read_text())
+    assert told["changed"]["settings"]["rounds"] == "1" and told["notes"][0] == gave
+    assert told["changed"]["methods"] == ["source only"] and told["changed"]["seeds"] == [0]
+    assert gave in done.stdout and home in done.stdout
+
+    trained = len(launcher.trained)
+    again = play(*asked, "--seeds", "0", "--set", "home=coral")
+    assert len(launcher.trained) == trained + 1, "another home is another training"
+    assert "The home, which alone has labels, is coral." in again.stdout and "home coral; round: last" in again.stdout
+    told = [json.loads(path.read_text()) for path in Path("runs/bench/dualadapt/table1").glob("*/table.json")]
+    assert sorted(column for one in told for column in one["tables"][0]["columns"] if column in ("amber", "coral")) == [
+        "amber",
+        "coral",
+    ]
+
+
+def folder(suite: str, **given: Any) -> str:
+    return folder_of(SUITES[suite], Order(**{"scale": "mini", "out": Path(), "work": Path()} | given))
+
+
+def test_only_the_suite_as_it_is_is_in_its_own_folder(tmp_path: Path) -> None:
+    suite = SUITES["dualadapt/table1"]
+    everything = tuple(row.method for row in suite.rows)
+    assert folder(suite.name) == folder(suite.name, seeds=(2, 1, 0), methods=everything) == suite.name
+    assert folder("dualadapt/table4", seeds=(7,)) == "dualadapt/table4", "counting needs no seed"
+    calls: list[dict[str, Any]] = [
+        {"seeds": (0, 1)},
+        {"methods": ("dualadapt",)},
+        {"settings": ("rounds=1",)},
+        {"settings": ("rounds=2",)},
+        {"data_dir": tmp_path},
+        {"scale": "paper", "data_dir": tmp_path},
+    ]
+    found = [folder(suite.name, **call) for call in calls]
+    assert len(set(found)) == len(calls) and all(Path(name).parent == Path(suite.name) for name in found)
+    both = ("rounds=1", "lr=0.1")
+    assert folder(suite.name, settings=both) == folder(suite.name, settings=both[::-1])
+    assert folder(suite.name, settings=both).startswith("dualadapt/table1/lr-0.1-rounds-1-")
+    many = tuple(f"name={'../' * 50}{number}" for number in range(3))
+    assert folder(suite.name, settings=many).count("/") == 2 and len(folder(suite.name, settings=many)) < 80
 
 
 def test_missing_domains_and_other_tasks_are_named(tiny_data: Path, tmp_path: Path) -> None:

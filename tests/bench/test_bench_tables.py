@@ -8,8 +8,9 @@ import json
 
 import pytest
 
+from fedshift.bench.publish import caption
 from fedshift.bench.records import Record
-from fedshift.bench.tables import as_json, comma_separated, latex, make_table, markdown, paired_difference
+from fedshift.bench.tables import as_json, comma_separated, latex, make_table, markdown, paired_difference, text
 
 
 def record(row: str, column: str, seed: int, score: float) -> Record:
@@ -69,6 +70,20 @@ def test_the_average_takes_complete_seeds_only() -> None:
     assert dict(TABLE.cells["copa"]["average"].by_seed) == pytest.approx({0: 0.50}), "seed 1 lacks column b"
 
 
+def test_rows_with_fewer_seeds_say_so_in_every_format() -> None:
+    three = [record("a few", "x", 0, 0.5), *(record("all", "x", seed, 0.6) for seed in range(3))]
+    table = make_table(three, last, "last", theirs={"cited": {"x": 50.0}})
+    assert [table.label(row) for row in table.cells] == ["a few (1 of 3 seeds)", "all", "cited"]
+    for render in (markdown, latex, text):
+        assert "a few (1 of 3 seeds)" in render(table) and "all (" not in render(table)
+    assert [row["seeds"] for row in json.loads(as_json(table))[0]["rows"]] == [[0], [0, 1, 2], []]
+    assert [line["seed"] for line in csv.DictReader(io.StringIO(comma_separated(table)))] == ["0", "0", "1", "2", ""]
+    assert "fewer seeds says so" in caption(table)
+    complete = make_table(three[1:], last, "last")
+    assert "fewer" not in caption(complete)
+    assert TABLE.label("copa") == "copa (1 to 2 of 2 seeds)", "cells of one row may differ"
+
+
 def test_the_best_of_those_that_compete_is_marked() -> None:
     best = {(row, column) for row, own in TABLE.cells.items() for column, cell in own.items() if cell.is_best}
     assert best == {("copa", "a"), ("fedavg", "b"), ("copa", "average")}
@@ -85,7 +100,7 @@ def test_paired_differences_have_a_student_interval() -> None:
 def test_markdown_marks_the_best_and_the_papers_own_numbers() -> None:
     lines = markdown(TABLE).splitlines()
     assert lines[0] == "|  | a | b | average | minus fedavg |"
-    assert lines[3] == "| copa | **70.0 ± 0.0** [83.3] | 30.0 | **50.0** | +6.7 ± 37.9 |"
+    assert lines[3] == "| copa (1 to 2 of 2 seeds) | **70.0 ± 0.0** [83.3] | 30.0 | **50.0** | +6.7 ± 37.9 |"
 
 
 def test_latex_escapes_and_csv_and_json_hold_every_seed() -> None:

@@ -14,12 +14,16 @@ from PIL import Image
 
 import fedshift
 from fedshift import cli
+from fedshift.federation.kinds import kinds
+from fedshift.methods import METHODS, find_about, find_method
 
 
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str, columns: int = 200
+) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of `fedshift WORDS`."""
     monkeypatch.setattr(sys, "argv", ["fedshift", *words])
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", str(columns))
     try:
         cli.main()
         code = 0
@@ -136,6 +140,17 @@ def test_privacy_is_read_from_the_types(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "other sites" not in shown
     # FedDG lends pieces of spectra to the other sites: that must be said.
     assert "coordinator, other sites" in call(monkeypatch, capsys, "privacy", "feddg")[1]
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_privacy_can_be_read_in_80_columns(
+    method: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = call(monkeypatch, capsys, "privacy", method, columns=80)[1]
+    unsent = find_about(method).unsent
+    names = {name for step in find_method(method).steps for name in (step.name, *(set(kinds(step.release)) - unsent))}
+    whole = set(shown.split())
+    assert names | {"handshake.introduce", "evaluation.score", "coordinator"} <= whole and "…" not in shown
 
 
 def test_predict_names_classes_and_reports_unreadable_files(

@@ -11,7 +11,7 @@ import torch
 
 from fedshift.federation import codec
 from fedshift.federation.admission import Failed, Refused, admit
-from fedshift.federation.kinds import Count, Release, Weights, kinds
+from fedshift.federation.kinds import Count, Release, Tally, Weights, kinds
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import Request, Step
 
@@ -75,6 +75,17 @@ def test_refused(reason: str, data: bytes) -> None:
     with pytest.raises(Refused) as caught:
         admitted(data)
     assert caught.value.reason == reason
+
+
+def test_a_tally_is_checked_like_a_count() -> None:
+    @dataclass(frozen=True)
+    class Fitted(Release):
+        dropped: Tally
+
+    fit: Step[Fitted] = Step("test.learn", lambda: None, Labelled, Fitted, {})
+    assert admit(reply(release={"dropped": 3}), REQUEST, fit, {}, 1.0).release.dropped == 3
+    with pytest.raises(Refused, match="count"):
+        admit(reply(release={"dropped": -1}), REQUEST, fit, {}, 1.0)
 
 
 def test_the_norm_limit_is_on_the_update_not_on_the_weights() -> None:

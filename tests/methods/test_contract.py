@@ -170,6 +170,13 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(
     assert resumed["per_target"] == usual["per_target"] and resumed["bytes"] == usual["bytes"]
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_count_is_one_of_samples(method: str) -> None:
+    """What is said of the kind has to be true of every field; how many of anything else there are is a tally."""
+    for step in METHODS[method].implementation.steps:
+        assert {field for field, kind in kinds(step.release).items() if kind.name == "count"} <= {"samples"}
+
+
 @every_method
 def test_only_declared_fields_leave_a_site(method: str, usual: dict[str, Any]) -> None:
     steps: list[Step[Any]] = [*METHODS[method].implementation.steps, score, introduce]

@@ -416,8 +416,8 @@ def test_a_home_without_labels_is_named(method: str, data: Path) -> None:
 
 @pytest.mark.parametrize(
     "hyper",
-    [{"self_training": False, "mixtures": False}, {"mixtures": False}, {}, {"weigh_among": "batch"}],
-    ids=["MCD", "MCD and ST", "with mixtures", "weighed in the batch"],
+    [{"self_training": False, "mixtures": False}, {"mixtures": False}, {}, {"weigh_among": "fitted"}],
+    ids=["MCD", "MCD and ST", "with mixtures", "weighed among the fitted"],
 )
 def test_rows_of_table_5_send_what_they_should(data: Path, hyper: dict[str, Any]) -> None:
     run = fit("dualadapt", data, hyper, rounds=1)
@@ -425,6 +425,9 @@ def test_rows_of_table_5_send_what_they_should(data: Path, hyper: dict[str, Any]
     sizes = [line for line in lines if '"field": "mixture"' in line]
     assert len(sizes) == 1 and ('"values": 0' in sizes[0]) == (hyper.get("mixtures") is False)
     assert {row["site"] for row in run.metrics if row["name"] == "discrepancy"} == {"blue", "coral", "dim"}
+    # Within a batch the mean of W_S is a half, whatever the client's data: it would say nothing.
+    trusted = {row["site"] for row in run.metrics if row["name"] == "trust"}
+    assert trusted == ({"blue", "coral", "dim"} if hyper.get("weigh_among") == "fitted" else set())
 
 
 def test_fed_oracle_adapts_on_the_clients_own_pictures(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from fedshift.bench.changes import changes_of, check_sections, folder_of
 from fedshift.bench.publish import write_tables
 from fedshift.bench.records import read
 from fedshift.bench.rules import EXPERIMENT, split
@@ -32,7 +34,8 @@ def benchmark(
     records: Sequence[Path | str] = (),
     tell: Tell = silent,
 ) -> Found:
-    """Runs what is missing of a suite and writes table.{txt,md,csv,tex,json} into `out`, by default runs/bench/SUITE.
+    """Runs what is missing of a suite and writes table.{txt,md,csv,tex,json} into `out`. By default that is
+    runs/bench/SUITE, and for other data, scales, rows, seeds or settings than the suite's own a folder in it.
     Of `methods` and `seeds`, None is the suite's own choice; `settings` are `key=value`; `jobs` trainings go side by
     side, by default one a core. With `records` (of `selection` alone) nothing is trained: these files are read."""
     found_suite = find_suite(suite)
@@ -51,9 +54,17 @@ def benchmark(
         jobs=jobs or cores(),
         tell=tell,
     )
-    if records and found_suite.name != EXPERIMENT.name:
+    files = [Path(path) for path in records]
+    if files and found_suite.name != EXPERIMENT.name:
         raise InputError("config-value", f"records are for the suite {EXPERIMENT.name!r}, not for {suite!r}")
-    found = from_records([Path(path) for path in records]) if records else found_suite.run(order)
+    if files and (settings or methods is not None or seeds is not None):
+        raise InputError("config-value", "with records nothing is trained: methods, seeds and settings change nothing")
+    check_sections(found_suite, order)
+    changes = changes_of(found_suite, order)
+    if out is None:
+        order = replace(order, out=WORK / folder_of(found_suite, order, files))
+    found = from_records(files) if files else found_suite.run(order)
+    found = replace(found, out=order.out, notes=(*changes.notes, *found.notes))
     write_tables(found_suite, order, found)
     return found
 

@@ -7,11 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedshift.audit.cost import cost
+from fedshift.bench.jobs import Row, chosen_rows
 from fedshift.bench.records import Record
 from fedshift.bench.sheets import Sheet, Value
 from fedshift.bench.suite import Found, Order
+from fedshift.errors import InputError
 
-METHODS = {"Fed-DAN": "fed-dan", "Fed-DANN": "fed-dann", "Fed-MCD": "fed-mcd", "DualAdapt": "dualadapt"}
+ROWS = (
+    Row("Fed-DAN", "fed-dan"),
+    Row("Fed-DANN", "fed-dann"),
+    Row("Fed-MCD", "fed-mcd"),
+    Row("DualAdapt", "dualadapt"),
+)
 
 NETS = {
     "Digit-Five": ("digits-dualadapt", 10, 4, 32),
@@ -51,7 +58,11 @@ BY_FORMULA = "FLOPs by the paper's formula"
 def table4(order: Order) -> Found:
     """Counted on made-up data, exact at any scale; mini leaves the large networks out."""
     nets = NETS if order.scale == "paper" else SMALL
-    wanted = {label: name for label, name in METHODS.items() if order.methods is None or name in order.methods}
+    if order.settings:
+        raise InputError(
+            "config-key", f"--set {order.settings[0]}: nothing is trained here, and no key changes a count"
+        )
+    wanted = {row.label: row.method for row in chosen_rows(ROWS, order.methods)}
     sheets = []
     for number, (title, (arch, classes, clients, side)) in enumerate(nets.items()):
         rows: dict[str, list[Value]] = {}

@@ -6,10 +6,11 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from fedshift.bench.estimate import in_words, seconds_of
-from fedshift.bench.jobs import Column, Job, Row, grid
-from fedshift.bench.layouts import Layout
+from fedshift.bench.jobs import Column, Job, Row, chosen_rows, grid
+from fedshift.bench.layouts import Layout, Scene
 from fedshift.bench.places import Place, given_place, named_place
 from fedshift.bench.recipes import Recipe
 from fedshift.bench.records import Record
@@ -61,6 +62,8 @@ def as_suite(experiment: Experiment) -> Suite:
         needs=_needs(experiment),
         cost=_cost(experiment),
         run=functools.partial(run_experiment, experiment),
+        rows=experiment.rows,
+        seeds={"mini": experiment.mini.seeds, "paper": experiment.paper[0].seeds},
     )
 
 
@@ -84,7 +87,7 @@ def run_experiment(experiment: Experiment, order: Order) -> Found:
         records=tuple(outcome.records),
         failures=tuple(outcome.failures),
         broken_lines=outcome.broken_lines,
-        notes=tuple(note for place, _ in parts for note in place.notes),
+        notes=tuple(note for place, own in parts for note in (*place.notes, *_about_home(place, own, order))),
     )
 
 
@@ -103,43 +106,68 @@ def places_of(experiment: Experiment, order: Order) -> list[Place]:
 
 
 def jobs_of(experiment: Experiment, place: Place, order: Order) -> list[Job]:
-    recipe = place.recipe
-    columns: Sequence[Column] = (recipe.layout or experiment.layout)(place.scene)
-    return list(
-        grid(
-            chosen_rows(experiment.rows, order.methods),
-            columns,
-            recipe.seeds if order.seeds is None else order.seeds,
-            # Jobs run side by side: inside of one, more processes would only get in each other's way.
-            {"workers": 0, **recipe.settings, **place.data},
-            recipe.by_method,
-            apply_settings({}, order.settings),
-            recipe.names,
-        )
-    )
+    recipe, given = place.recipe, apply_settings({}, order.settings)
+    columns: Sequence[Column] = (recipe.layout or experiment.layout)(_with_home(place.scene, given))
+    _check_roles(columns, given)
+    seeds = recipe.seeds if order.seeds is None else order.seeds
+    # Jobs run side by side: inside of one, more processes would only get in each other's way.
+    common = {"workers": 0, **recipe.settings, **place.data}
+
+    def jobs(rows: Sequence[Row], last: Mapping[str, Any]) -> list[Job]:
+        return list(grid(rows, columns, seeds, common, recipe.by_method, last, recipe.names))
+
+    chosen = chosen_rows(experiment.rows, order.methods)
+    # A mistyped key is an error even where nobody wants the rows of its method.
+    left_out = [row for row in experiment.rows if row not in chosen and row.method in given]
+    jobs(left_out, {row.method: given[row.method] for row in left_out})
+    return jobs(chosen, given)
 
 
-def chosen_rows(rows: Sequence[Row], methods: Sequence[str] | None) -> list[Row]:
-    """Those of the named methods, or of that label."""
-    if methods is None:
-        return list(rows)
-    known = {name.lower() for row in rows for name in (row.method, row.label)}
-    for name in methods:
-        if name.lower() not in known:
-            raise InputError("unknown-name", f"--methods: this suite has no {name!r}. {nearest(name, known)}")
-    wanted = {name.lower() for name in methods}
-    return [row for row in rows if {row.method, row.label.lower()} & wanted]
+def _with_home(scene: Scene, given: Mapping[str, Any]) -> Scene:
+    """With the home that the user chose."""
+    home = given.get("home")
+    if home is None:
+        return scene
+    if home not in scene.domains:
+        raise InputError("config-value", f"--set home={home}: no such domain. {nearest(str(home), scene.domains)}")
+    return replace(scene, home=home)
+
+
+def _check_roles(columns: Sequence[Column], given: Mapping[str, Any]) -> None:
+    """Columns are named by the domain that is held out, or has the labels: another one would be under a wrong name."""
+    for role in ("target", "home"):
+        named = dict.fromkeys(str(column.settings[role]) for column in columns if role in column.settings)
+        if role in given and any(name != str(given[role]) for name in named):
+            raise InputError(
+                "config-value", f"--set {role}={given[role]}: this suite has its own {role}s: {', '.join(named)}"
+            )
+
+
+def _about_home(place: Place, jobs: Sequence[Job], order: Order) -> list[str]:
+    """Which domain is the home, where one is for the whole table, and who chose it."""
+    homes = list(dict.fromkeys(job.config.home for job in jobs))
+    if len(homes) != 1 or homes[0] is None:
+        return []
+    is_chosen = homes[0] == place.recipe.home or "home" in apply_settings({}, order.settings)
+    if is_chosen or order.data_dir is None:
+        return [f"The home, which alone has labels, is {homes[0]}."]
+    return [
+        f"The home, which alone has labels, is {homes[0]}: the first of {', '.join(place.scene.domains)}."
+        " Another one: --set home=NAME."
+    ]
 
 
 def make_tables(experiment: Experiment, place: Place, records: Sequence[Record], scale: Scale) -> Iterator[Table]:
     shown = list(by_client(records)) if experiment.per_client else records
     printed = theirs(experiment, place.recipe.dataset) if scale == "paper" else {}
+    homes = {record.home for record in records if record.home}
+    at_home = f", home {homes.pop()}" if len(homes) == 1 else ""
     for rule, choose in MAIN_RULES.items():
         yield make_table(
             shown,
             choose,
             rule,
-            f"{experiment.name} on {place.title}",
+            f"{experiment.name} on {place.title}{at_home}",
             experiment.baseline,
             printed,
             [row.label for row in experiment.rows if find_about(row.method).is_bound],

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from fedshift.bench.runner import Tell
 from fedshift.errors import FedshiftError, InputError, nearest
 from fedshift.federation import codec
-from fedshift.methods import METHODS
 
 Options = TypeVar("Options")
 
@@ -26,9 +25,8 @@ def timed(tell: Tell) -> Callable[[str, int, int], None]:
 
 
 def options_of(section: str, defaults: Options, values: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
-    """`defaults` with what stands under `section` in `values`, and the configuration keys that are left once the
-    sections of methods are taken out."""
-    kept = {key: value for key, value in values.items() if key != section and key not in METHODS}
+    """`defaults` with what stands under `section` in `values`, and the configuration keys that are left."""
+    kept = {key: value for key, value in values.items() if key != section}
     kind: Any = type(defaults)
     known = [field.name for field in dataclasses.fields(kind)]
     given = values.get(section) or {}

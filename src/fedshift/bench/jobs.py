@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from fedshift.errors import InputError, nearest
 from fedshift.methods import METHODS
 from fedshift.runs.config import RunConfig, make_config
 
@@ -66,6 +67,18 @@ def grid(
                     values = merged(values, layer)
                 known = {key: value for key, value in values.items() if key == row.method or key not in METHODS}
                 yield Job(row.label, column.label, make_config(known))
+
+
+def chosen_rows(rows: Sequence[Row], methods: Sequence[str] | None) -> list[Row]:
+    """Those of the named methods, or of that label."""
+    if methods is None:
+        return list(rows)
+    known = {name.lower() for row in rows for name in (row.method, row.label)}
+    for name in methods:
+        if name.lower() not in known:
+            raise InputError("unknown-name", f"--methods: this suite has no {name!r}. {nearest(name, known)}")
+    wanted = {name.lower() for name in methods}
+    return [row for row in rows if {row.method, row.label.lower()} & wanted]
 
 
 def filled(value: Any, names: Mapping[str, Any]) -> Any:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from fedshift.bench.changes import changes_of
 from fedshift.bench.sheets import Sheet
 from fedshift.bench.suite import Found, Order, Suite
 from fedshift.bench.tables import CONFIDENCE, Table, comma_separated, latex, markdown, plain, text
@@ -27,6 +28,7 @@ def write_tables(suite: Suite, order: Order, found: Found) -> list[Path]:
                 "paper": suite.paper,
                 "question": suite.question,
                 "scale": order.scale,
+                "changed": vars(changes_of(suite, order)),
                 "notes": list(found.notes),
                 "tables": [plain(table) for table in tables],
                 "files": [path.name for path in found.files],
@@ -46,7 +48,8 @@ def write_tables(suite: Suite, order: Order, found: Found) -> list[Path]:
 
 
 def _page(suite: Suite, order: Order, found: Found, render: Callable[[Table | Sheet], str], before: str) -> str:
-    parts = [f"{before}{suite.name} ({suite.paper}), scale {order.scale}: {suite.question}"]
+    changed = ", changed" if changes_of(suite, order).words else ""
+    parts = [f"{before}{suite.name} ({suite.paper}), scale {order.scale}{changed}: {suite.question}"]
     parts += [f"{before}{note}" for note in found.notes]
     parts += [f"{before}{caption(table)}\n\n{render(table)}" for table in found.tables]
     parts += [f"{before}{sheet.title}\n\n{render(sheet)}" for sheet in found.sheets]
@@ -62,6 +65,8 @@ def caption(table: Table) -> str:
     seeds = ", ".join(str(seed) for seed in table.seeds)
     over = f"mean ± standard deviation over seeds {seeds}" if count > 1 else f"seed {seeds}"
     words = [f"{table.title}; round: {table.rule}. Per cent, {over}."]
+    if not table.is_complete:
+        words.append("A row with numbers over fewer seeds says so.")
     if table.differences:
         words.append(
             f"Last column: mean difference to {table.baseline} over pairs of equal column and seed, with its"

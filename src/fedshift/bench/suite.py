@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from fedshift.bench.jobs import Row
 from fedshift.bench.records import Record
 from fedshift.bench.runner import Failure, Launcher, Processes, Tell, silent
 from fedshift.bench.sheets import Sheet
@@ -44,6 +45,8 @@ class Found:
     broken_lines: int = 0
     notes: tuple[str, ...] = ()
     """Sentences that a reader of the tables has to know: what they were measured on."""
+    out: Path = Path()
+    """Where the tables were written."""
 
 
 @dataclass(frozen=True)
@@ -56,3 +59,7 @@ class Suite:
     needs: Mapping[Scale, str]
     cost: Mapping[Scale, str]
     run: Callable[[Order], Found] = field(repr=False)
+    rows: tuple[Row, ...] = ()
+    """What `--methods` chooses from."""
+    seeds: Mapping[Scale, tuple[int, ...]] = field(default_factory=dict)
+    """Its own; none where nothing depends on a seed."""

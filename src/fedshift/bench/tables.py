@@ -70,6 +70,23 @@ class Table:
     differences: Mapping[str, Difference]
     seeds: tuple[int, ...]
 
+    def seeds_of(self, row: str) -> tuple[int, ...]:
+        """Those that any cell of the row has."""
+        return tuple(sorted({seed for column in self.columns for seed in self.cells[row][column].by_seed}))
+
+    def label(self, row: str) -> str:
+        """The row's name. Where cells are means over fewer seeds than the table has, it says over how many."""
+        counts = {len(self.cells[row][column].by_seed) for column in self.columns} - {0}
+        if not counts or counts == {len(self.seeds)}:
+            return row
+        fewest, most = min(counts), max(counts)
+        return f"{row} ({fewest if fewest == most else f'{fewest} to {most}'} of {len(self.seeds)} seeds)"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all cells that have a number are over all seeds."""
+        return all(self.label(row) == row for row in self.cells)
+
 
 def make_table(
     records: Sequence[Record],
@@ -174,7 +191,7 @@ def _grid(
     header = ["", *table.columns, *([f"minus {table.baseline}"] if table.baseline else [])]
     lines = []
     for row, own in table.cells.items():
-        line = [row]
+        line = [table.label(row)]
         for column in table.columns:
             cell = own[column]
             text = best(cell.text) if cell.is_best else cell.text
@@ -269,6 +286,7 @@ def plain(table: Table | Sheet) -> dict[str, Any]:
         "rows": [
             {
                 "row": row,
+                "seeds": list(table.seeds_of(row)),
                 "cells": {
                     column: {
                         "mean": own[column].mean,

@@ -144,7 +144,7 @@ def bench(
         Literal["mini", "paper"], typer.Option(help="Minutes on two cores, or the paper's protocol.")
     ] = "mini",
     data_dir: Annotated[Path | None, typer.Option(help="The data set's folder, or your own folders.")] = None,
-    out: Annotated[Path | None, typer.Option(help="For runs and tables. Default: runs/bench.")] = None,
+    out: Annotated[Path | None, typer.Option(help="For runs and tables. Default: in runs/bench.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Trainings side by side. Default: one a core.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any configuration key, key=value.")] = None,
     records: Annotated[
@@ -152,7 +152,7 @@ def bench(
     ] = None,
 ) -> None:
     """Make a table or figure of a paper. Started again, it goes on where it was left; exit code 3 if runs failed."""
-    from fedshift.bench.api import WORK, benchmark
+    from fedshift.bench.api import benchmark
     from fedshift.cli.bench import show_found, told
 
     try:
@@ -171,7 +171,7 @@ def bench(
     except KeyboardInterrupt:
         typer.echo("stopped; the same command goes on from here", err=True)
         raise typer.Exit(STOPPED) from None
-    show_found(found, out or WORK / suite.lower())
+    show_found(found)
     if found.failures:
         raise typer.Exit(SITE_FAILED)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from rich.console import Console
 
@@ -24,7 +23,7 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-def show_found(found: Found, out: Path) -> None:
+def show_found(found: Found) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for note in found.notes:
         console.print(note)
@@ -36,7 +35,7 @@ def show_found(found: Found, out: Path) -> None:
         console.print(f"picture: {path}")
     if found.broken_lines:
         console.print(f"{found.broken_lines} half-written lines in the records were left out")
-    console.print(f"\ntables: {out / 'table'}.txt, .md, .csv, .tex, .json")
+    console.print(f"\ntables: {found.out / 'table'}.txt, .md, .csv, .tex, .json")
     if found.failures:
         console.print(f"{len(found.failures)} trainings failed; all others are in the table:")
     for failure in found.failures:

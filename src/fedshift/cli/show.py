@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.box import HORIZONTALS
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -109,20 +110,32 @@ def _line(console: Console, colour: str, what: str, text: str) -> None:
 def show_privacy(method: str) -> None:
     """What leaves a site, straight from the types that the code itself obeys."""
     implementation, about = find_method(method), find_about(method)
-    table = Table(title=f"What leaves a site under {method.lower()}", title_justify="left")
-    for column in ("step", "field", "kind", "what it is", "to", "secure aggregation"):
-        table.add_column(column)
+    table = Table(
+        title=f"What leaves a site under {method.lower()}",
+        title_justify="left",
+        box=HORIZONTALS,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    # Names have to be read whole; sentences may wrap. A step has a line of its own, so that 80 columns are enough.
+    for column in ("step and field", "kind"):
+        table.add_column(column, no_wrap=True, overflow="fold")
+    for column in ("what it is", "to", "secure aggregation"):
+        table.add_column(column, min_width=12, overflow="fold")
     # Before the first round every site introduces itself, and every one with labels scores the model.
     for step in (introduce, *implementation.steps, score):
+        table.add_section()
+        table.add_row(step.name)
         for field, kind in kinds(step.release).items():
             if field in about.unsent:
                 continue
             alone = "possible: only the sum is used" if field in step.release.summed else "no: used one by one"
             to = "coordinator, other sites" if field in step.release.passed_on else "coordinator"
-            table.add_row(step.name, field, kind.name, kind.meaning, to, alone)
-    Console().print(table)
+            table.add_row(f"  {field}", kind.name, kind.meaning, to, alone)
+    console = Console()
+    console.print(table)
     if about.data != "federated":
-        Console().print(f"[yellow]Beyond that, {about.name} needs {escape(about.needs)}.[/yellow]", highlight=False)
+        console.print(f"[yellow]Beyond that, {about.name} needs {escape(about.needs)}.[/yellow]", highlight=False)
 
 
 def _methods() -> list[dict[str, Any]]:

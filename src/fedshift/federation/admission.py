@@ -77,7 +77,7 @@ def admit(
 
 
 def _check(kind: str, value: Any, expected: Mapping[str, Tensor] | None, max_norm: float) -> None:
-    if kind == "count" and not 0 <= value <= _MAX_COUNT:
+    if kind in ("count", "tally") and not 0 <= value <= _MAX_COUNT:
         raise Refused("count")
     for tensor in _tensors(value):
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):

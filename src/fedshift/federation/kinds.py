@@ -23,6 +23,7 @@ Weights = Annotated[Mapping[str, Tensor], Kind("weights", "model parameters and 
 Statistics = Annotated[Mapping[str, Tensor], Kind("statistics", "sums over many samples, such as means")]
 Counts = Annotated[Tensor, Kind("counts", "how many samples fell into each cell of a table")]
 Count = Annotated[int, Kind("count", "how many samples were used")]
+Tally = Annotated[int, Kind("tally", "how many of something other than samples, such as parts that were left out")]
 Metric = Annotated[float, Kind("metric", "a loss or score averaged over samples")]
 Spectra = Annotated[
     Mapping[str, Tensor],

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedshift.data.batches import LabelledBatch, UnlabelledBatch
 from fedshift.errors import SiteError
 from fedshift.federation.federation import Federation
-from fedshift.federation.kinds import Count, Metric, MixtureTerms, Release, Statistics, Weights
+from fedshift.federation.kinds import Metric, MixtureTerms, Release, Statistics, Tally, Weights
 from fedshift.federation.plan import Plan
 from fedshift.federation.replies import Replies
 from fedshift.federation.site import Labelled, Site, Unlabelled, WithTargets
@@ -123,7 +123,7 @@ class Adapted(Release):
     classifier: Weights
     statistics: Statistics
     mixture: MixtureTerms
-    dropped: Count
+    dropped: Tally
     discrepancy: Metric
     trust: Metric
 
@@ -379,7 +379,8 @@ class DualAdapt:
                     fed.count("refused.mixture")
                     continue
                 fed.note("components", len(mixtures[site].weights), site)
-                fed.note("trust", reply.trust, site)
+                if self.hyper.weigh_among == "fitted":  # Within a batch it is a half, whatever the data.
+                    fed.note("trust", reply.trust, site)
             if reply.dropped:
                 fed.count(f"dropped.components.{site}", reply.dropped)
             fed.note("discrepancy", reply.discrepancy, site)

@@ -103,7 +103,7 @@ def kind_meanings() -> dict[str, str]:
 _REFUSALS = {
     "undecodable": "the bytes could not be decoded",
     "schema": "it did not have the declared fields and types",
-    "count": "a sample count was negative or absurdly large",
+    "count": "a count was negative or absurdly large",
     "non-finite": "it held NaN or infinite numbers",
     "keys": "its tensors had other names than the model's",
     "shape": "a tensor had another shape than the model's",

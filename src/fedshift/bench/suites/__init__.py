@@ -7,7 +7,7 @@ import functools
 from dataclasses import replace
 
 from fedshift.bench import recipes
-from fedshift.bench.costs import table4
+from fedshift.bench.costs import ROWS, table4
 from fedshift.bench.experiment import Experiment, as_suite
 from fedshift.bench.jobs import Row
 from fedshift.bench.layouts import each_target
@@ -40,6 +40,7 @@ FUNCTIONS = (
         needs={"mini": "nothing: counted on made-up pictures", "paper": "nothing: counted on made-up pictures"},
         cost={"mini": "about a minute", "paper": "some minutes on 2 cores"},
         run=table4,
+        rows=ROWS,
     ),
     Suite(
         name="csac/fig4",
@@ -48,6 +49,7 @@ FUNCTIONS = (
         needs={"mini": "nothing: built-in digits", "paper": "Digits-DG, VLCS and ImageNet weights of resnet18"},
         cost={"mini": "about 5 minutes on 2 cores", "paper": "400 trainings of resnet18, days on a GPU"},
         run=fig4,
+        seeds={"mini": (0,), "paper": (0,)},
     ),
     Suite(
         name="kd3a/fig5",
@@ -56,6 +58,7 @@ FUNCTIONS = (
         needs={"mini": "nothing: built-in digits", "paper": "DomainNet"},
         cost={"mini": "about 10 minutes on 2 cores", "paper": "days on a CPU: double gradients of resnet101"},
         run=fig5,
+        seeds={"mini": (0,), "paper": (0,)},
     ),
     SELECTION,
 )
