@@ -76,7 +76,7 @@ def test_bad_input_says_what_to_do(suite: str, arguments: dict[str, object], wor
             ["--set", "dualadapt.lamda_st=3", "--methods", "source-only"],
             "unknown key dualadapt.lamda_st. Did you mean 'lambda_st'?",
         ),
-        ("dualadapt/table1", ["--set", "fed-mcd.repeats=many", "--methods", "source-only"], "fed-mcd: "),
+        ("dualadapt/table1", ["--set", "fed-mcd.repeats=many", "--methods", "source-only"], "fed-mcd.repeats: "),
         ("dualadapt/table1", ["--set", "home=paper"], "--set home=paper: no such domain."),
         ("dualadapt/table2", ["--set", "home=photo"], "this suite has its own homes: handwritten, photo,"),
         ("copa/table1", ["--set", "target=photo"], "this suite has its own targets: handwritten, photo,"),

@@ -32,6 +32,7 @@ COUNTED: dict[str, str] = {
     "kd3a.student-not-finite": "Distillation gave NaN or infinite weights: the student was left out of the average.",
     "kd3a.teacher-not-finite": "A source's model gave NaN or infinite predictions and was left out of the vote.",
     "refused.mixture": "A client's mixture was not usable (wrong sizes or not finite) and was left out.",
+    "refused.statistics": "A client's BatchNorm statistics had a variance below 0, and its answer was left out.",
     "shot.adaptation-diverged": "Adaptation gave NaN or infinite weights and was undone: a lower lr may help.",
     "shot.no-round-to-adapt": "All rounds went into training the sources: none was left to adapt.",
     "shot.unusable-model": "A source's model gave NaN or infinite predictions and was left out.",
