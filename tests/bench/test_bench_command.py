@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 import fedshift
 from fedshift.bench.changes import folder_of
 from fedshift.bench.jobs import Column, Row, grid
+from fedshift.bench.launch import Processes
 from fedshift.bench.records import read
-from fedshift.bench.runner import Processes, run_jobs, silent
+from fedshift.bench.runner import run_jobs, silent
 from fedshift.bench.suite import Order
 from fedshift.bench.suites import SUITES
 from fedshift.cli.app import app

@@ -16,7 +16,7 @@ A_ROUND = 0.15
 MILLISECONDS = {
     ("digits-copa", 20): 0.8,
     ("digits-csac", 20): 0.4,
-    ("digits-csac", 16): 0.16,  # in bfloat16
+    ("digits-csac", 16): 0.4,
     ("digits-dualadapt", 20): 0.5,
     ("segnet-small", None): 6.0,
 }

@@ -168,7 +168,6 @@ _SHORT: Settings = {
     "momentum": 0.9,
     "weight_decay": 5e-4,
     "schedule": "cosine",
-    "evaluate_every": 2,
 }
 _SHORT_CSAC: Settings = {"rounds": 8, "csac": {"acquisition_epochs": 2.0, "calibration_epochs": 1.0}}
 
@@ -181,15 +180,14 @@ ROTATED = Recipe(
     {
         "arch": "digits-csac",
         "image_size": 16,  # The handwriting has 8 x 8 pixels.
+        "train_per_site": 500,
         "rounds": 8,
         "local_epochs": 4.0,
-        "batch_size": 64,
-        "lr": 0.05,
+        "batch_size": 32,
+        "lr": 0.025,
         "momentum": 0.9,
         "weight_decay": 0.0,
         "schedule": "cosine",
-        "precision": "bfloat16",
-        "evaluate_every": 2,
     },
     {"csac": {"rounds": 7, "csac": {"acquisition_epochs": 4.0, "calibration_epochs": 4.0}}},
     (0,),

@@ -42,7 +42,7 @@ EXPERIMENT = Experiment(
     ),
     with_inner_runs,
     (recipes.KD3A_DIGIT_FIVE,),
-    recipes.ADAPT_DIGITS.at("photo", "street").but(evaluate_every=1),
+    recipes.ADAPT_DIGITS.at("photo", "street"),
     tables=False,
 )
 

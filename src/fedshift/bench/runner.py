@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from fedshift.bench.jobs import Job
+from fedshift.bench.launch import Launcher, Processes
 from fedshift.bench.records import Record, append, read, read_run
 
 
@@ -39,36 +36,6 @@ Tell = Callable[[str, int, int, float], None]
 
 def silent(text: str, done: int, total: int, left: float) -> None:
     """Tells nobody."""
-
-
-class Launcher(Protocol):
-    """How a job is trained: to the end, going on where a run was left."""
-
-    def train(self, config: Path, folder: Path, log: Path, threads: int) -> int:
-        """Returns the exit code; what was said on the way is in `log`."""
-
-    def stop(self) -> None:
-        """Ends what is being trained. It can be resumed."""
-
-
-class Processes:
-    """`fedshift train` in a process of its own for each job."""
-
-    def __init__(self) -> None:
-        self._running: list[subprocess.Popen[bytes]] = []
-
-    def train(self, config: Path, folder: Path, log: Path, threads: int) -> int:
-        command = [sys.executable, "-m", "fedshift", "train", str(config), "--out", str(folder), "--resume"]
-        with log.open("wb") as file:
-            # Jobs share the cores; within one, threads would only get in each other's way.
-            environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-            process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
-            self._running.append(process)
-            return process.wait()
-
-    def stop(self) -> None:
-        for process in self._running:
-            process.terminate()
 
 
 def run_jobs(jobs: Sequence[Job], out: Path, workers: int, tell: Tell, launcher: Launcher | None = None) -> Outcome:
@@ -97,9 +64,9 @@ def run_jobs(jobs: Sequence[Job], out: Path, workers: int, tell: Tell, launcher:
             tell(f"{job.row}, {job.column}, seed {job.config.seed}: {word}", done, len(distinct), left)
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        launcher.stop()
         raise
     finally:
+        launcher.stop()
         pool.shutdown(cancel_futures=True)
     everything, broken = read([records_path])
     return Outcome(_placed(everything, jobs), failures, broken)

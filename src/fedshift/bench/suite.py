@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from fedshift.bench.jobs import Row
+from fedshift.bench.launch import Launcher, Processes
 from fedshift.bench.records import Record
-from fedshift.bench.runner import Failure, Launcher, Processes, Tell, silent
+from fedshift.bench.runner import Failure, Tell, silent
 from fedshift.bench.sheets import Sheet
 from fedshift.bench.tables import Table
 

@@ -93,7 +93,7 @@ def _conv_norm(
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, groups, bias=False),
         nn.BatchNorm2d(outputs),
-        nn.ReLU6(),
+        nn.ReLU6(inplace=True),
     )
 
 

@@ -271,7 +271,7 @@ EXPERIMENTS = (
         (Row("CSAC", "csac"),),
         each_target,
         (recipes.CSAC_VLCS, recipes.CSAC_PACS),
-        recipes.DIGITS.at("street").but(evaluate_every=1),
+        recipes.DIGITS.at("street"),
         tables=False,
         draw=fusion_weights,
     ),

@@ -194,7 +194,7 @@ EXPERIMENTS = (
         WEIGHTINGS,
         BAD_SITES,
         (recipes.KD3A_DOMAINNET,),
-        recipes.ADAPT_DIGITS.at("photo", "street").but(evaluate_every=1),
+        recipes.ADAPT_DIGITS.at("photo", "street"),
         tables=False,
         draw=weight_of_the_bad_site,
     ),
