@@ -83,6 +83,8 @@ def test_bad_input_says_what_to_do(suite: str, arguments: dict[str, object], wor
         ("dualadapt/table4", ["--set", "rounds=2"], "--set rounds=2: nothing is trained here"),
         ("dualadapt/table4", ["--methods", "copa"], "this suite has no 'copa'"),
         ("csac/fig4", ["--methods", "csac"], "this suite has no 'csac'"),
+        ("csac/fig4", ["--seeds", "0,1"], "--seeds 0,1: csac/fig4 is a picture of one seed. Call it once for each"),
+        ("kd3a/fig5", ["--seeds", "1,0"], "--seeds 0,1: kd3a/fig5 is a picture of one seed. Call it once for each"),
         ("selection", ["--records", "x.jsonl", "--seeds", "0"], "with records nothing is trained"),
     ],
 )
