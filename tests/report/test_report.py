@@ -238,6 +238,12 @@ def test_a_run_that_failed_says_so(tmp_path: Path) -> None:
     assert "fedavgfailed: round 3 of 20" in page.scores()
 
 
+def test_a_target_that_was_skipped_in_every_round_says_so(tmp_path: Path) -> None:
+    for times, told in ((2, False), (3, True)):
+        run = write_run(tmp_path / f"{times}", results={"counters": {"skipped.photo.site-policy": times}})
+        assert ("target, skipped in every round" in report(tmp_path, run).text) == told
+
+
 def test_a_run_that_has_only_begun_is_reported(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", curve=(0.5,), finished=False)
     (run / "metrics.jsonl").unlink()
