@@ -13,6 +13,7 @@ import pytest
 from click.testing import Result
 from here import Here
 from PIL import Image
+from tinydata import write_domain
 from typer.testing import CliRunner
 
 import fedshift
@@ -84,6 +85,8 @@ def test_bad_input_says_what_to_do(suite: str, arguments: dict[str, object], wor
         ("dualadapt/table4", ["--set", "rounds=2"], "--set rounds=2: nothing is trained here"),
         ("dualadapt/table4", ["--methods", "copa"], "this suite has no 'copa'"),
         ("csac/fig4", ["--methods", "csac"], "this suite has no 'csac'"),
+        ("csac/fig4", ["--seeds", "0,1"], "--seeds 0,1: csac/fig4 is a picture of one seed. Call it once for each"),
+        ("kd3a/fig5", ["--seeds", "1,0"], "--seeds 0,1: kd3a/fig5 is a picture of one seed. Call it once for each"),
         ("selection", ["--records", "x.jsonl", "--seeds", "0"], "with records nothing is trained"),
     ],
 )
@@ -97,6 +100,18 @@ def test_what_would_change_nothing_is_an_error(
 
 
 TABLE_1 = ("bench", "dualadapt/table1", "--methods", "source-only", "--jobs", "1", *SHORT)
+
+
+def test_tables_tell_which_clients_were_skipped(launcher: Here, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("amber", "blue", "coral"):
+        write_domain(data, name, train=8 if name == "coral" else 40)
+    asked = ("--methods", "source-only,fed-dan", "--seeds", "0", "--set", "client_fraction=1", "--data-dir", data)
+    done = play("bench", "dualadapt/table1", "--jobs", "1", *SHORT, *asked, "--out", tmp_path / "out")
+    told = "coral was skipped in every round of Fed-DAN: there it is scored with what was learned without it."
+    assert done.exit_code == 0 and told in done.stdout, done.output
+    assert told in json.loads((tmp_path / "out" / "table.json").read_text())["notes"]
 
 
 def test_tables_tell_what_was_changed_and_leave_those_of_the_suite_alone(

@@ -311,6 +311,23 @@ def test_one_to_one_is_what_a_single_client_gets_from_the_others_forms(data: Pat
     assert all(torch.equal(found[0]["dim"][key], found[1]["dim"][key]) for key in found[0]["dim"])
 
 
+@pytest.mark.parametrize("form", ["one-to-one", "one-to-multiple"])
+def test_a_client_without_data_gets_no_model_and_is_scored_by_the_others(data: Path, tmp_path: Path, form: str) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    for file in data.glob("*.npz"):
+        (root / file.name).write_bytes(file.read_bytes())
+    write_domain(root, "coral", train=0)
+    run = fit("cent-mcd", root, {"form": form, "repeats": 1})
+    assert sorted(run.model().models) == ["blue", "dim"]
+    own = np.load(root / "coral.npz")
+    scores = [run.score(own["test_images"], own["test_labels"], site=name) for name in ("blue", "dim")]
+    assert run.results["per_target"]["coral"]["last"] == pytest.approx(sum(scores) / 2)
+    assert "coral (skipped)" in run.directory.card.read_text()
+    with pytest.raises(InputError, match="client 'coral' was left out of training"):
+        run.predict(own["test_images"], site="coral")
+
+
 def test_keys_are_checked() -> None:
     for method, key, value in (
         ("fed-mcd", "repeats", 0),

@@ -234,6 +234,22 @@ def test_a_run_is_running_while_its_lock_is_held(folder: Path) -> None:
     assert stopped.status == "stopped" and stopped.time_left == ""
 
 
+def test_a_run_that_failed_is_told_from_one_that_was_stopped(server: LiveServer, folder: Path) -> None:
+    write_run(folder / "a", finished=False)
+    failed = write_run(folder / "b", "source-only", finished=False)
+    (failed / "failed").write_text("site-failed\n")
+    text = get(server, f"/run/{key_of(server, 'b')}")[2]
+    assert "too few sites answered (site-failed)." in text and "It stopped" not in text
+    assert "1 failed" in get(server, "/")[2]
+    (failed / "failed").write_text("<b>/private/place</b>")
+    [strange] = [run.record for run in Watcher(folder).runs() if run.status == "failed"]
+    assert (
+        strange is not None and strange.failure.startswith("An unexpected error") and "private" not in strange.failure
+    )
+    (failed / "failed").unlink()
+    assert "failed" not in {run.status for run in Watcher(folder).runs()}
+
+
 def test_only_runs_are_found_and_links_are_not_followed(folder: Path, tmp_path: Path) -> None:
     outside = write_run(tmp_path / "outside")
     (folder / "link").symlink_to(outside)

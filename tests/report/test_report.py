@@ -229,6 +229,21 @@ def test_an_unfinished_run_shows_how_far_it_is(tmp_path: Path) -> None:
     assert 'points="0,190 500,0 1000,47.5"' in page.html
 
 
+def test_a_run_that_failed_says_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", curve=(0.2, 0.6, 0.5), finished=False)
+    (run / "failed").write_text("disk\n")
+    page = report(tmp_path, run, write_run(tmp_path / "b", "source-only"))
+    assert "failed, not finished" in page.text and "running or stopped" not in page.text
+    assert "the disk is full or not writable (disk)." in page.text
+    assert "fedavgfailed: round 3 of 20" in page.scores()
+
+
+def test_a_target_that_was_skipped_in_every_round_says_so(tmp_path: Path) -> None:
+    for times, told in ((2, False), (3, True)):
+        run = write_run(tmp_path / f"{times}", results={"counters": {"skipped.photo.site-policy": times}})
+        assert ("target, skipped in every round" in report(tmp_path, run).text) == told
+
+
 def test_a_run_that_has_only_begun_is_reported(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", curve=(0.5,), finished=False)
     (run / "metrics.jsonl").unlink()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedshift.errors import InputError
+from fedshift.errors import InputError, SiteError
 from fedshift.runs.config import make_config
 from fedshift.runs.directory import RunDirectory, read_metrics
 from fedshift.runs.execute import run
@@ -95,6 +95,35 @@ def test_a_run_of_another_configuration_is_not_touched(tiny_data: Path, stopped:
     with pytest.raises(InputError, match=r"another configuration.*lr") as caught:
         run(config(tiny_data, lr=0.3), stopped, resume=True)
     assert caught.value.code == "run-exists" and (stopped / "metrics.jsonl").read_bytes() == before
+
+
+class Failing(Silent):
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def round(self, round: int, val: Any, test: Any) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "left"),
+    [(SiteError("site-failed", "at /private/place"), "site-failed\n"), (OSError("/private/place"), "unexpected\n")],
+)
+def test_an_error_leaves_its_code_until_the_run_goes_on(
+    tiny_data: Path, tmp_path: Path, error: Exception, left: str
+) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(type(error)):
+        run(config(tiny_data), folder, progress=Failing(error))
+    assert (folder / "failed").read_text() == left
+    run(config(tiny_data), folder, resume=True)
+    assert (folder / "done").exists() and not (folder / "failed").exists()
+
+
+def test_what_a_user_stops_or_is_refused_is_no_failure(tiny_data: Path, stopped: Path) -> None:
+    with pytest.raises(InputError, match="--resume"):
+        run(config(tiny_data), stopped)
+    assert not (stopped / "failed").exists()
 
 
 def test_an_unfinished_run_asks_for_resume_and_a_finished_one_refuses(tiny_data: Path, stopped: Path) -> None:

@@ -151,15 +151,15 @@ def test_a_client_that_its_policy_keeps_out_is_told_before_round_1(uneven: Path,
     (warning,) = told_of(heard, "east")
     assert warning == (
         f"warning: 'east' has {size} training samples, but policy.min_samples asks for 10 before anything learned from"
-        " them may leave a site. It is skipped in every round and scored with the shared model: add data, or lower"
-        " policy.min_samples"
+        " them may leave a site. It is skipped in every round and scored with what was learned without it: add data, or"
+        " lower policy.min_samples"
     )
     assert heard.messages.index(warning) < next(i for i, text in enumerate(heard.messages) if "round 1:" in text)
     assert run.results["counters"]["skipped.east.site-policy"] == 2 and skipped_throughout(run.results) == ["east"]
     rows = {line.split()[0]: line for line in run.table().splitlines()}
-    assert rows["east"].endswith("skipped in every round: shared model") and "skipped" not in rows["blue"]
+    assert rows["east"].endswith("skipped in every round: learned without it") and "skipped" not in rows["blue"]
     card = run.directory.card.read_text()
-    assert "| east (shared model) | 15 |" in card and "| blue | 15 |" in card
+    assert "| east (skipped) | 15 |" in card and "| blue | 15 |" in card
 
 
 def test_a_client_without_labels_is_not_said_to_be_scored(uneven: Path) -> None:
@@ -183,6 +183,22 @@ def test_a_source_that_its_policy_keeps_out_is_told_while_the_quorum_holds(uneve
     (warning,) = told_of(heard, "east")
     assert "It is skipped in every round: add data" in warning
     assert run.results["counters"]["failed.site-policy"] == 2
+
+
+def test_a_source_that_never_trains_alone_has_no_say_in_the_mean(uneven: Path) -> None:
+    run = fedshift.fit("single-site", data_dir=uneven, target="amber", **QUICK)
+    assert sorted(run.model().models) == ["blue", "coral"]
+    without = fedshift.fit("single-site", data_dir=uneven, target="amber", sources=["blue", "coral"], **QUICK)
+    assert run.results["per_target"] == without.results["per_target"]
+    assert run.results["counters"]["skipped.east.site-policy"] == 2
+
+
+def test_a_client_that_never_trains_with_its_labels_is_marked(uneven: Path) -> None:
+    run = fedshift.fit("oracle", data_dir=uneven, home="amber", **QUICK)
+    assert sorted(run.model().models) == ["blue", "coral"] and skipped_throughout(run.results) == ["east"]
+    own = np.load(uneven / "east.npz")
+    scores = [run.score(own["test_images"], own["test_labels"], site=name) for name in ("blue", "coral")]
+    assert run.results["per_target"]["east"]["last"] == pytest.approx(sum(scores) / 2)
 
 
 @pytest.mark.parametrize(
@@ -227,8 +243,8 @@ def test_the_table_marks_clients_that_were_skipped(uneven: Path, tmp_path: Path)
     keys = [word for key, value in QUICK.items() for word in ("--set", f"{key}={value}")]
     command = ["train", "--method", "fed-dan", "--home", "amber", "--data-dir", str(uneven), *keys]
     shown = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "run")], env={"COLUMNS": "200"})
-    assert shown.exit_code == 0 and "east (shared model)" in shown.output and "blue (shared" not in shown.output
-    assert "east was skipped in every round: it is scored with the shared model" in shown.output
+    assert shown.exit_code == 0 and "east (skipped)" in shown.output and "blue (skipped" not in shown.output
+    assert "east was skipped in every round: it is scored with what was learned without it" in shown.output
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -23,6 +23,7 @@ from fedshift.data.public import PUBLIC
 from fedshift.errors import InputError, nearest
 from fedshift.methods import find_about
 from fedshift.nn.imagenet import imagenet_weights
+from fedshift.runs.card import skipped_throughout
 from fedshift.runs.config import apply_settings
 
 Drawn = tuple[Sequence[Sheet], Sequence[Path]]
@@ -87,7 +88,10 @@ def run_experiment(experiment: Experiment, order: Order) -> Found:
         records=tuple(outcome.records),
         failures=tuple(outcome.failures),
         broken_lines=outcome.broken_lines,
-        notes=tuple(note for place, own in parts for note in (*place.notes, *_about_home(place, own, order))),
+        notes=(
+            *(note for place, own in parts for note in (*place.notes, *_about_home(place, own, order))),
+            *about_skipped(outcome.records),
+        ),
     )
 
 
@@ -154,6 +158,19 @@ def _about_home(place: Place, jobs: Sequence[Job], order: Order) -> list[str]:
     return [
         f"The home, which alone has labels, is {homes[0]}: the first of {', '.join(place.scene.domains)}."
         " Another one: --set home=NAME."
+    ]
+
+
+def about_skipped(records: Sequence[Record]) -> list[str]:
+    """Whose numbers, and in which rows, are of what was learned without them."""
+    rows: dict[str, dict[str, None]] = {}
+    for record in records:
+        rounds = max(record.rounds, default=1)
+        for client in skipped_throughout({"counters": record.counters, "per_target": record.scores, "rounds": rounds}):
+            rows.setdefault(client, {})[record.row] = None
+    return [
+        f"{client} was skipped in every round of {', '.join(own)}: there it is scored with what was learned without it."
+        for client, own in sorted(rows.items())
     ]
 
 

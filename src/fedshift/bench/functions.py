@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from fedshift.bench.runner import Tell
+from fedshift.bench.suite import Order
 from fedshift.errors import FedshiftError, InputError, nearest
 from fedshift.federation import codec
 
@@ -22,6 +23,19 @@ def timed(tell: Tell) -> Callable[[str, int, int], None]:
         tell(what, done, total, (time.monotonic() - started) / done * (total - done))
 
     return telling
+
+
+def only_seed(order: Order, suite: str, more: str) -> int:
+    """The seed of a suite that is one picture: it repeats itself within it, `more` often with that option."""
+    seeds = sorted(set(order.seeds or (0,)))
+    if len(seeds) > 1:
+        given = ",".join(map(str, seeds))
+        raise InputError(
+            "config-value",
+            f"--seeds {given}: {suite} is a picture of one seed. Call it once for each, or for more of one seed raise"
+            f" --set {more}=NUMBER",
+        )
+    return seeds[0]
 
 
 def options_of(section: str, defaults: Options, values: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedshift.audit.leakage import Leakage, leakage
 from fedshift.bench.figures import new_figure, saved
-from fedshift.bench.functions import options_of, timed
+from fedshift.bench.functions import only_seed, options_of, timed
 from fedshift.bench.places import named_place
 from fedshift.bench.recipes import KD3A_DOMAINNET, RESNET_101
 from fedshift.bench.sheets import Sheet, Value
@@ -49,7 +49,7 @@ class Options:
 def fig5(order: Order) -> Found:
     """DIFFERS: the paper shows two pictures and states neither network, images nor search; scale paper takes its
     largest data set and the network it uses there."""
-    seed = order.seeds[0] if order.seeds else 0
+    seed = only_seed(order, "kd3a/fig5", "leakage.trials")
     site, keys, usual = _choice(order)
     options, keys = options_of("leakage", usual, apply_settings(keys, order.settings))
     search = Search(options.steps, starts=options.starts)

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedshift.audit.parameters import Population, Starts, train_population
 from fedshift.bench import recipes
 from fedshift.bench.figures import new_figure, saved
-from fedshift.bench.functions import options_of, timed
+from fedshift.bench.functions import only_seed, options_of, timed
 from fedshift.bench.places import Place, given_place, named_place
 from fedshift.bench.recipes import Recipe
 from fedshift.bench.sheets import Sheet, Value
@@ -68,7 +68,7 @@ def fig4(order: Order) -> Found:
     sheets: list[Sheet] = []
     files: list[Path] = []
     notes: list[str] = []
-    seed = order.seeds[0] if order.seeds else 0
+    seed = only_seed(order, "csac/fig4", "parameters.models")
     for place in _places(order):
         values = {**{k: v for k, v in place.recipe.settings.items() if k in TRAINING}, **place.data}
         options, keys = options_of("parameters", MODELS[order.scale], apply_settings(values, order.settings))

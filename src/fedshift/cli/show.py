@@ -49,7 +49,7 @@ def show_results(results: Mapping[str, Any], folder: Path) -> None:
     skipped = skipped_throughout(results)
     for target, scores in results["per_target"].items():
         count = f"{results['samples'][target]['test']:,}"
-        name = f"{target} (shared model)" if target in skipped else target
+        name = f"{target} (skipped)" if target in skipped else target
         table.add_row(
             escape(name), count, *(f"{100 * scores[rule]:.1f} %" for rule in ("last", "source_val", "oracle"))
         )
@@ -59,9 +59,7 @@ def show_results(results: Mapping[str, Any], folder: Path) -> None:
     else:
         console.print("No score: no target with labels to test on.")
     for target in skipped:
-        told = (
-            f"{target} was skipped in every round: it is scored with the shared model, which learned nothing from it."
-        )
+        told = f"{target} was skipped in every round: it is scored with what was learned without it."
         console.print(told, markup=False, highlight=False)
     console.print(
         f"{results['seconds']['total']:.0f} s, {results['bytes']['up'] / 1e6:.1f} MB up,"

@@ -21,6 +21,7 @@ from fedshift.federation.step import Step, step
 from fedshift.functional.averaging import weighted_mean
 from fedshift.functional.losses import cross_entropy
 from fedshift.methods.base import SHARED, About
+from fedshift.methods.clients import count_absent
 from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
 from fedshift.nn.network import Network
 from fedshift.rng import Rng
@@ -86,6 +87,9 @@ class Averaging:
 
 @dataclass(frozen=True)
 class StateApart:
+    """Models of the sites that have ever answered, and the weights that the others are still to begin with."""
+
+    first: Weights
     models: Mapping[str, Weights]
 
 
@@ -100,13 +104,15 @@ class Apart:
         self.hyper = hyper
 
     def init(self, base: Network, fed: Federation) -> StateApart:
-        return StateApart({site: weights_of(base) for site in fed.labelled})
+        return StateApart(weights_of(base), {})
 
     def round(self, state: StateApart, fed: Federation) -> StateApart:
-        replies = fed.ask(fed.labelled, train, each={site: {"model": model} for site, model in state.models.items()})
+        each = {site: {"model": state.models.get(site, state.first)} for site in fed.labelled}
+        replies = fed.ask(fed.labelled, train, each=each)
         note_losses(fed, replies)
-        # A site that gave no answer keeps the model it had.
-        return StateApart({**state.models, **{site: trained.model for site, trained in replies}})
+        count_absent(fed, replies)
+        # A site that gave no answer keeps the model it had, if it had one.
+        return StateApart(state.first, {**state.models, **{site: trained.model for site, trained in replies}})
 
     def models(self, state: StateApart) -> Mapping[str, Weights]:
         return state.models

@@ -50,5 +50,5 @@ def explain(name: str) -> str | None:
         return f"Components of the mixture of {site} had too few samples behind them and never left the client."
     site, dot, code = name.removeprefix(_SKIPPED).rpartition(".")
     if name.startswith(_SKIPPED) and dot:
-        return f"Client {site} was left out in a round. {CATALOGUE.get(code, code)}"
+        return f"{site} was left out in a round. {CATALOGUE.get(code, code)}"
     return None

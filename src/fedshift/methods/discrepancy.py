@@ -169,7 +169,7 @@ class FedMcd:
 
 @dataclass(frozen=True)
 class CentState:
-    """A model by client, or one for all under SHARED."""
+    """A model by client that has data, or one for all under SHARED."""
 
     models: Mapping[str, Weights]
 
@@ -206,7 +206,8 @@ class CentMcd:
         self.hyper = hyper
 
     def init(self, base: Network, fed: Federation) -> CentState:
-        names = (SHARED,) if self.hyper.form == "one-to-combined" else fed.targets
+        # A client without data would keep its first weights: it gets no model.
+        names = (SHARED,) if self.hyper.form == "one-to-combined" else tuple(_clients_data(_home(fed)))
         return CentState(dict.fromkeys(names, first_model(base, fed)))
 
     def round(self, state: CentState, fed: Federation) -> CentState:
@@ -221,10 +222,9 @@ class CentMcd:
 
     def _jobs(self, fed: Federation) -> list[dict[str, UnlabelledData]]:
         """What is trained apart: client -> its data, for each extractor."""
-        home = fed.home
-        assert isinstance(home, WithTargets)
-        targets = {name: data for name, data in home.targets.items() if len(data)}
-        for name in home.targets.keys() - targets.keys():
+        home = _home(fed)
+        targets = _clients_data(home)
+        for name in sorted(home.targets.keys() - targets.keys()):
             fed.count(f"skipped.{name}.data-empty")
         if not targets:
             raise InputError("data-empty", "no client has training data")
@@ -238,6 +238,17 @@ class CentMcd:
     @staticmethod
     def network(plan: Plan) -> nn.Module:
         return paired_network(plan)
+
+
+def _home(fed: Federation) -> WithTargets:
+    home = fed.home
+    assert isinstance(home, WithTargets)
+    return home
+
+
+def _clients_data(home: WithTargets) -> dict[str, UnlabelledData]:
+    """Of the clients that have any."""
+    return {name: data for name, data in home.targets.items() if len(data)}
 
 
 FED_MCD = About("fed-mcd", ("multi-adapt",), "Saito et al., CVPR 2018, federated", SOURCE_COPIES, data="source-copies")

@@ -51,8 +51,8 @@ def score_models(
 ) -> dict[str, Tensor]:
     """Site -> its confusion matrix, with the site's own model where it has one, else the shared one.
 
-    Where a method has neither (training every site alone), every model is scored and the matrices are added up: the
-    accuracy is then the mean over models. Sites without labels in that split are left out.
+    Where a site has neither (every site trains alone, or this one was skipped), every model is scored and the matrices
+    are added up: the accuracy is then the mean over models. Sites without labels in that split are left out.
     """
     found: dict[str, Tensor] = {}
     for names, testers in _group(models, sites).items():

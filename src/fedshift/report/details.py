@@ -25,6 +25,7 @@ from fedshift.report.pictures import Strip, class_colour
 from fedshift.report.reading import HEADLINES, Points, Record, Rules
 from fedshift.report.shares import ShareChart, ShareGroup, are_shares, over_layers, over_rounds
 from fedshift.report.words import NOTHING, byte_size, duration, metric_words, percent
+from fedshift.runs.card import skipped_throughout
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,8 @@ def role(record: Record, site: str) -> str:
     if site == record.home:
         return "home, labelled"
     if site in record.targets:
+        if record.results and site in skipped_throughout(vars(record.results)):
+            return "target, skipped in every round"
         if record.bound == "target-labels":
             return "target, trained on with its labels"
         return "target, held out for testing" if record.setting == "generalize" else "target, no labels used"

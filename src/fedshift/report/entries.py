@@ -58,13 +58,14 @@ class Entry:
 
     @property
     def unfinished(self) -> str:
-        """`round 3 of 20` for a row with a run that is still going."""
+        """`not finished: round 3 of 20` for a row with a run that is still going, was stopped or failed."""
         open_runs = [record for record in self.records if record.results is None]
         if not open_runs:
             return ""
+        failed = sum(bool(record.failure) for record in open_runs)
         if len(self.runs) > 1:
-            return f"{len(open_runs)} of {len(self.runs)} runs not finished"
-        return f"not finished: round {open_runs[0].round} of {open_runs[0].rounds}"
+            return f"{len(open_runs)} of {len(self.runs)} runs not finished" + (f", {failed} failed" if failed else "")
+        return f"{'failed' if failed else 'not finished'}: round {open_runs[0].round} of {open_runs[0].rounds}"
 
 
 def entries_of(runs: list[tuple[int, Record]]) -> list[Entry]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, Field, ValidationError
 
-from fedshift.errors import InputError
+from fedshift.errors import CATALOGUE, InputError
 from fedshift.methods import find_about
 from fedshift.methods.base import About
 from fedshift.runs.directory import RunDirectory, read_metrics
@@ -80,7 +80,8 @@ class LedgerLine(BaseModel):
 
 @dataclass(frozen=True)
 class Record:
-    """One run, finished or not. `broken` counts lines of its files that were not whole."""
+    """One run, finished or not. `broken` counts lines of its files that were not whole; `failure` has words on what
+    ended it, if an error did."""
 
     path: Path
     config: Mapping[str, Any]
@@ -91,6 +92,7 @@ class Record:
     broken: int
     written: datetime
     results: Results | None
+    failure: str = ""
 
     @property
     def method(self) -> str:
@@ -248,6 +250,7 @@ def read_run(path: Path) -> Record:
         broken=broken + len(lines) - len(rows) + cut_off,
         written=datetime.fromtimestamp(newest.stat().st_mtime, UTC),
         results=_read_results(directory.results) if directory.results.is_file() else None,
+        failure=_read_failure(directory.failed) if directory.failed.is_file() else "",
     )
 
 
@@ -269,6 +272,13 @@ def _read_results(path: Path) -> Results:
             "run-corrupt",
             f"{path} is damaged: delete it and the file `done` beside it, then run again with --resume",
         ) from error
+
+
+def _read_failure(path: Path) -> str:
+    code = path.read_text(errors="replace").strip()
+    if code in CATALOGUE:
+        return f"{CATALOGUE[code].rstrip('.')} ({code})."
+    return "An unexpected error ended it: the terminal or log that it ran in has more."
 
 
 def _read_ledgers(folder: Path) -> tuple[dict[str, tuple[LedgerLine, ...]], int]:

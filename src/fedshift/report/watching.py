@@ -20,7 +20,7 @@ from fedshift.report.gallery import Gallery
 from fedshift.report.reading import Points, Record, read_run
 from fedshift.report.words import duration
 
-Status = Literal["running", "finished", "stopped", "damaged"]
+Status = Literal["running", "finished", "stopped", "failed", "damaged"]
 
 MAX_RUNS = 500
 _MAX_DEPTH = 6
@@ -28,7 +28,7 @@ _INNER = {"sites", "checkpoints"}
 _STALE_SECONDS = 600
 _REST_SECONDS = 0.5
 """However many look at once, files are not looked at more often than this."""
-_FILES = ("config.yaml", "metrics.jsonl", "results.json", "done")
+_FILES = ("config.yaml", "metrics.jsonl", "results.json", "done", "failed")
 
 Signature = tuple[tuple[int, int, int], ...]
 
@@ -140,6 +140,8 @@ def _status(path: Path, record: Record | None, held: set[int] | None) -> Status:
         return "damaged"
     if record.results is not None:
         return "finished"
+    if record.failure:  # Whoever goes on with a run takes the mark away.
+        return "failed"
     if held is None:
         return "running" if time.time() - record.written.timestamp() < _STALE_SECONDS else "stopped"
     return "running" if _stat(path / ".lock")[2] in held else "stopped"

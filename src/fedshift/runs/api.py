@@ -104,7 +104,7 @@ class Run:
         lines = [f"{'target':<20}" + "".join(f"{rule:>12}" for rule in rules)]
         skipped = skipped_throughout(self.results)
         for target, scores in self.results["per_target"].items():
-            note = "  skipped in every round: shared model" if target in skipped else ""
+            note = "  skipped in every round: learned without it" if target in skipped else ""
             lines.append(f"{target:<20}" + "".join(f"{100 * scores[rule]:>11.1f}%" for rule in rules) + note)
         return "\n".join(lines)
 

@@ -12,7 +12,7 @@ from fedshift.runs.config import RunConfig
 
 
 def skipped_throughout(results: Mapping[str, Any]) -> list[str]:
-    """Clients that gave no usable answer in any round: their scores are those of the shared model."""
+    """Clients that gave no usable answer in any round: their scores are of what was learned without them."""
     skipped: Counter[str] = Counter()
     for name, count in results["counters"].items():
         group, _, rest = name.partition(".")
@@ -26,7 +26,7 @@ def model_card(config: RunConfig, plan: Plan, results: Mapping[str, Any]) -> str
     unit = "accuracy" if plan.model.task == "classification" else "mIoU"
     skipped = skipped_throughout(results)
     rows = [
-        f"| {target}{' (shared model)' if target in skipped else ''} | {results['samples'][target]['test']:,}"
+        f"| {target}{' (skipped)' if target in skipped else ''} | {results['samples'][target]['test']:,}"
         f" | {_percent(s['last'])} | {_percent(s['source_val'])} | {_percent(s['oracle'])} |"
         for target, s in results["per_target"].items()
     ]
@@ -52,7 +52,10 @@ def model_card(config: RunConfig, plan: Plan, results: Mapping[str, Any]) -> str
             "",
             *(_HEAD + rows if rows else ["Nothing: no target has labels to test on."]),
             *([""] if skipped else []),
-            *(f"{target} was skipped in every round: nothing was learned from it." for target in skipped),
+            *(
+                f"{target} was skipped in every round: it is scored with what was learned without it."
+                for target in skipped
+            ),
             "",
             "## Limits",
             "",

@@ -26,7 +26,8 @@ _LOCK, _IDENTITY = ".lock", ".identity"
 
 class RunDirectory:
     """`config.yaml, env.json, metrics.jsonl, results.json, checkpoints/, model.safetensors, MODEL_CARD.md, done`, and
-    `sites/<name>/` with what each simulated site keeps: its state, its ledger, its log."""
+    `sites/<name>/` with what each simulated site keeps: its state, its ledger, its log. `failed` is there after an
+    error, until the run goes on."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,6 +38,7 @@ class RunDirectory:
         self.chosen_model = path / "model-source-val.safetensors"
         self.card = path / "MODEL_CARD.md"
         self.done = path / "done"
+        self.failed = path / "failed"
         self.checkpoints = path / "checkpoints"
         self.sites = path / "sites"
 
@@ -86,6 +88,18 @@ class RunDirectory:
             except OSError as error:
                 raise InputError("run-exists", f"{self.path} is in use by another process") from error
             yield
+
+    @contextmanager
+    def failure_marked(self) -> Iterator[None]:
+        """An error leaves its code, so that the run does not look like one that its user stopped. Its text stays in the
+        terminal: run directories are passed on."""
+        self.failed.unlink(missing_ok=True)
+        try:
+            yield
+        except Exception as error:
+            with suppress(FedshiftError):  # A full disk must not hide what happened first.
+                self._write(self.failed, f"{error.code if isinstance(error, FedshiftError) else 'unexpected'}\n")
+            raise
 
     def save_checkpoint(self, round: int, tree: Any) -> None:
         """Writes `round-NNNN.safetensors` with its SHA-256 in front, then drops old ones."""

@@ -106,12 +106,13 @@ def _run_in(
         return finished
     if resume and not any(directory.checkpoints.glob("*")):
         shown.message(f"{directory.path} has no checkpoint to resume from: starting at round 1")
-    fed = open_federation(prepared, directory.sites, debug=debug, remote=remote)
-    try:
-        with shown:
-            return _Execution(prepared, directory, fed, shown, tracking).go()
-    finally:
-        fed.engine.close()
+    with directory.failure_marked():
+        fed = open_federation(prepared, directory.sites, debug=debug, remote=remote)
+        try:
+            with shown:
+                return _Execution(prepared, directory, fed, shown, tracking).go()
+        finally:
+            fed.engine.close()
 
 
 class _Execution:

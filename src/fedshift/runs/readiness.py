@@ -129,7 +129,7 @@ def _check_min_samples(
         raise InputError("site-policy", f"{why}: {', '.join(list(told.values())[:_NAMED])}{more}; {rule}: {remedy}")
     return [
         f"{told[spec.name]}, but {rule}. It is skipped in every round"
-        f"{' and scored with the shared model' if spec.name in scored else ''}: {remedy}"
+        f"{' and scored with what was learned without it' if spec.name in scored else ''}: {remedy}"
         for spec in few
     ]
 
