@@ -45,6 +45,7 @@ class RunConfig(BaseModel):
     # The network.
     arch: str = "auto"
     weights: str | None = None
+    freeze_norm: bool = False
 
     # How sites train.
     rounds: int | None = Field(None, ge=1)
