@@ -22,6 +22,8 @@ class ModelSpec:
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
     columns: tuple[str, ...] = ()
+    freeze_norm: bool = False
+    """Whether BatchNorm layers keep the statistics that the run starts with."""
 
 
 @dataclass(frozen=True)

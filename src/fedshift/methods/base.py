@@ -28,7 +28,8 @@ class About:
     `target-labels` uses the labels of the targets: upper bounds to compare with, never something to deploy.
     `defaults` are the paper's values of common configuration keys. `hyper` is what makes a variant of a method: keys
     that cannot be set to anything else. `unsent` are fields of its releases that it therefore leaves empty. With
-    `needs_all` a run ends where one site gives no answer; otherwise the quorum decides."""
+    `needs_all` a run ends where one site gives no answer; otherwise the quorum decides. With `uses_statistics` it reads
+    or replaces what BatchNorm layers remember."""
 
     name: str
     settings: tuple[Setting, ...]
@@ -40,6 +41,7 @@ class About:
     hyper: Mapping[str, Any] = field(default_factory=dict)
     unsent: frozenset[str] = frozenset()
     needs_all: bool = False
+    uses_statistics: bool = False
 
     @property
     def is_bound(self) -> bool:

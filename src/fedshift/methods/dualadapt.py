@@ -407,7 +407,9 @@ def _answers(state: State) -> dict[str, Any]:
     return {"local": local, "mixtures": mixtures, "axes": Axes(**state.axes) if state.axes else None}
 
 
-DUALADAPT = About("dualadapt", ("multi-adapt",), "Yao et al., WACV 2022", defaults={"local_epochs": 3.0})
+DUALADAPT = About(
+    "dualadapt", ("multi-adapt",), "Yao et al., WACV 2022", defaults={"local_epochs": 3.0}, uses_statistics=True
+)
 FED_ORACLE = About(
     "fed-oracle",
     ("multi-adapt",),
@@ -417,4 +419,5 @@ FED_ORACLE = About(
     defaults=DUALADAPT.defaults,
     hyper={"mixtures": False},
     unsent=frozenset({"mixture"}),
+    uses_statistics=True,
 )

@@ -249,6 +249,7 @@ ABOUT = About(
     ("adapt",),
     "Feng et al., ICML 2021",
     tasks=("classification",),
+    uses_statistics=True,
     # Digit-5; lr is the architecture's (0.05 for digits-kd3a, 0.005 for resnet101). See docs/methods/kd3a.md.
     defaults={
         "batch_size": 100,

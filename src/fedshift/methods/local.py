@@ -16,13 +16,17 @@ from fedshift.federation.plan import Plan
 from fedshift.federation.site import Site
 from fedshift.nn.archs import build_network
 from fedshift.nn.network import Network
+from fedshift.nn.statistics import freeze_norms
 
 B = TypeVar("B")
 
 
 def plain_network(plan: Plan) -> Network:
     """The plan's architecture as it is. Its initial weights do not matter: sites load what they are sent."""
-    return build_network(plan.model.arch, plan.model.input_shape, len(plan.model.classes), generator_seed=0)
+    net = build_network(plan.model.arch, plan.model.input_shape, len(plan.model.classes), generator_seed=0)
+    if plan.model.freeze_norm:
+        freeze_norms(net)
+    return net
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:

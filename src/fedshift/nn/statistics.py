@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Self
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedshift.nn.taps import norm_layers
 
@@ -52,3 +54,28 @@ def forgetting(module: nn.Module) -> Iterator[None]:
     finally:
         for layer, momentum in zip(layers, before, strict=True):
             layer.momentum = momentum
+
+
+class _Frozen(_BatchNorm):
+    """What it remembers never changes, and neither does how it normalises."""
+
+    def train(self, mode: bool = True) -> Self:
+        return super().train(False)
+
+
+class FrozenBatchNorm1d(_Frozen, nn.BatchNorm1d):
+    """For vectors."""
+
+
+class FrozenBatchNorm2d(_Frozen, nn.BatchNorm2d):
+    """For maps."""
+
+
+def freeze_norms(module: nn.Module) -> None:
+    """From now on BatchNorm layers normalise by what they remember, in training too. Scale and shift still learn."""
+    for name, layer in norm_layers(module).items():
+        kind = FrozenBatchNorm2d if isinstance(layer, nn.BatchNorm2d) else FrozenBatchNorm1d
+        frozen = kind(layer.num_features, layer.eps, layer.momentum).eval()
+        frozen.load_state_dict(layer.state_dict())
+        parent, _, own = name.rpartition(".")
+        setattr(module.get_submodule(parent), own, frozen)
