@@ -14,7 +14,7 @@ import time
 import torch
 
 from fedshift.functional.losses import cross_entropy
-from fedshift.memory import keep_freed_memory
+from fedshift.machine import keep_freed_memory
 from fedshift.nn.archs import build_network
 
 

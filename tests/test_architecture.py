@@ -16,7 +16,7 @@ LAYERS = {
     "errors": 0,
     "_version": 0,
     "files": 0,
-    "memory": 0,
+    "machine": 0,
     "rng": 0,
     "functional": 1,
     "nn": 2,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fedshift.nn.statistics import forgetting, remembering, statistics_of
+from fedshift.nn.statistics import STATISTICS, forgetting, freeze_norms, remembering, statistics_of
 
 
 def make_net() -> nn.Sequential:
@@ -46,3 +46,24 @@ def test_forgetting_normalises_by_batches_but_remembers_nothing() -> None:
     assert all(torch.equal(value, before[key]) for key, value in statistics_of(net).items())
     net(x)
     assert not torch.equal(statistics_of(net)["0.running_mean"], before["0.running_mean"])
+
+
+def test_frozen_norms_normalise_by_what_they_remember_while_all_else_trains() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 4), nn.BatchNorm1d(4))
+    net[1].running_mean.copy_(torch.tensor([1.0, -1.0]))
+    net[1].running_var.copy_(torch.tensor([4.0, 9.0]))
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    freeze_norms(net)
+    assert list(net.state_dict()) == list(before) and isinstance(net[1], nn.BatchNorm2d)
+    net.train()
+    x = torch.randn(5, 3, 2, 2)
+    h = net[0](x)
+    by_hand = (h - torch.tensor([1.0, -1.0]).view(1, 2, 1, 1)) / (
+        torch.tensor([4.0, 9.0]).view(1, 2, 1, 1) + 1e-5
+    ).sqrt()
+    assert torch.allclose(net[1](h), by_hand, atol=1e-6)
+    net(x).square().sum().backward()
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+    after = net.state_dict()
+    kept = {key for key, value in after.items() if torch.equal(value, before[key])}
+    assert kept == {f"{layer}.{name}" for layer in (1, 4) for name in (*STATISTICS, "num_batches_tracked")}

@@ -140,6 +140,8 @@ def test_a_configuration_file_that_is_missing_or_not_yaml(tmp_path: Path) -> Non
         ({"target": "dim", "schedule": "linear"}, "schedule"),
         ({"target": "dim", "arch": "mlp"}, "mlp"),
         ({"target": "dim", "arch": "segnet-small"}, "segnet-small"),
+        ({"target": "dim", "freeze_norm": True}, "freeze_norm: .* from scratch remember nothing"),
+        ({"method": "kd3a", "target": "dim", "weights": "x", "freeze_norm": True}, "freeze_norm: kd3a works with"),
     ],
 )
 def test_contradictions_are_found_before_anything_starts(tiny_data: Path, keys: dict[str, Any], match: str) -> None:

@@ -53,9 +53,13 @@ def _packages() -> Iterator[Finding]:
 def _torch_works() -> Iterator[Finding]:
     import torch
 
+    from fedshift.machine import NO_BFLOAT16, emulates_bfloat16
+
     value = float((torch.ones(4, 4) @ torch.ones(4, 4)).sum())
     yield Finding("torch arithmetic", value == 64.0, f"{torch.get_num_threads()} threads")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none: runs use the CPU"
+    slow = emulates_bfloat16()
+    yield Finding("bfloat16", not slow, NO_BFLOAT16 if slow else "usable as precision", needed=False)
     yield Finding("cuda", torch.cuda.is_available(), device, needed=False)
 
 

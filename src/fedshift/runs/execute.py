@@ -20,6 +20,7 @@ from fedshift.federation import codec
 from fedshift.federation.federation import Federation, Traffic
 from fedshift.federation.handshake import Described, agree
 from fedshift.federation.kinds import Weights
+from fedshift.machine import NO_BFLOAT16, emulates_bfloat16
 from fedshift.methods import find_method
 from fedshift.methods.base import SHARED, Method
 from fedshift.methods.evaluation import certainty, headline, score_models
@@ -129,6 +130,8 @@ class _Execution:
     def go(self) -> dict[str, Any]:
         for warning in self.prepared.dataset.warnings:
             self.progress.message(f"warning: {warning}")
+        if self.config.precision == "bfloat16" and self.config.device == "cpu" and emulates_bfloat16():
+            self.progress.message(f"warning: precision=bfloat16: {NO_BFLOAT16}")
         memory = self._recall()
         sites = [person.name for person in self.roles.sites] + ([self.roles.home.name] if self.roles.home else [])
         self.fed.round = memory.round if memory else 0

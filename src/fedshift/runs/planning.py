@@ -21,7 +21,7 @@ from fedshift.federation.federation import Federation, Rules
 from fedshift.federation.plan import ModelSpec, Plan, Training
 from fedshift.federation.policy import Policy
 from fedshift.federation.site import Copied, SiteHost, SiteSpec
-from fedshift.memory import keep_freed_memory
+from fedshift.machine import keep_freed_memory
 from fedshift.methods import find_about
 from fedshift.methods.local import augmentation
 from fedshift.nn.archs import build_network, check_input, find_arch

@@ -19,7 +19,7 @@ from fedshift.federation.plan import Plan
 from fedshift.federation.site import SiteHost, SiteSpec
 from fedshift.federation.step import Request, answer
 from fedshift.federation.survey import answer_survey
-from fedshift.memory import keep_freed_memory
+from fedshift.machine import keep_freed_memory
 
 
 def main() -> None:
