@@ -1,10 +1,12 @@
 """Finished runs to records, records to the tables of the documentation.
 
 python results/tables.py collect results/real-digits.jsonl COPA runs/copa-*
+python results/tables.py keep runs/bench/records.jsonl
 python results/tables.py write docs/results.md
 
 `collect` appends runs under a row's name, without the paths they lay in; a run that the file already has is left out.
-`write` puts tables where a page says `<!-- table FILE minus ROW -->`, up to `<!-- end -->`.
+`keep` puts the trainings of small suites into results/suites.jsonl: of every suite whose trainings are all there.
+`write` puts tables where a page says `<!-- table FILE minus ROW -->` or `<!-- suite NAME -->`, up to `<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -12,15 +14,29 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+from fedshift.bench.experiment import Experiment, make_tables, mini_jobs
+from fedshift.bench.places import named_place
 from fedshift.bench.records import Record, append, read, read_run
-from fedshift.bench.tables import make_table, markdown
+from fedshift.bench.rules import EXPERIMENT as SELECTION
+from fedshift.bench.rules import split
+from fedshift.bench.runner import placed
+from fedshift.bench.selection import rules_compared
+from fedshift.bench.sheets import Sheet
+from fedshift.bench.suite import Order
+from fedshift.bench.suites import EXPERIMENTS
+from fedshift.bench.tables import Table, make_table, markdown
 
 HERE = Path(__file__).parent
+SUITES = HERE / "suites.jsonl"
+OF_SUITES = {experiment.name: experiment for experiment in (*EXPERIMENTS, SELECTION)}
 RULES = {"last": "Last round", "source_val": "Round chosen on source validation"}
 BOUNDS = ("Oracle", "DeepAll", "Fed-oracle", "Cent-MCD")
 PLACE = re.compile(r"(<!-- table (\S+?)(?: minus (.+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
+SUITE_PLACE = re.compile(r"(<!-- suite (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def collect(path: Path, row: str, runs: list[Path]) -> None:
@@ -44,25 +60,66 @@ def by_client(record: Record) -> list[Record]:
     ]
 
 
+def keep(path: Path) -> None:
+    """Equal trainings are kept once, whatever suites they stand in."""
+    found, known = read([path])[0], {record.job for record in read([SUITES])[0]}
+    for name, experiment in OF_SUITES.items():
+        jobs = mini_jobs(experiment)
+        records = {record.job: record for record in placed(found, jobs)}
+        missing = len({job.digest for job in jobs}) - len(records)
+        print(name, "kept" if not missing else f"lacks {missing} trainings")
+        for job, record in records.items() if not missing else ():
+            if job not in known:
+                append(SUITES, record)
+                known.add(job)
+
+
 def tables(path: Path, baseline: str | None) -> str:
-    """Markdown tables of a record file, one a rule; one for both rules where they chose the same rounds."""
+    """Markdown tables of a record file, one a rule."""
     records, broken = read([path])
     assert not broken, f"{path} has {broken} lines that are not whole"
     if not records:
         return ""
     records = sorted((part for record in records for part in by_client(record)), key=lambda record: record.column)
-    found: dict[str, list[str]] = {}
-    for rule, words in RULES.items():
-        table = make_table(
+    found = [
+        make_table(
             records,
             lambda record, rule=rule: {target: scores[rule] for target, scores in record.scores.items()},
             rule,
             baseline=baseline,
             not_ranked=BOUNDS,
         )
-        found.setdefault(markdown(table), []).append(words)
+        for rule in RULES
+    ]
+    return by_rule(found)
+
+
+def suite_tables(name: str) -> str:
+    """Markdown tables of a small suite, from the trainings that its recipe names today and from no others."""
+    experiment = OF_SUITES[name]
+    jobs = mini_jobs(experiment)
+    records = placed(read([SUITES])[0], jobs)
+    assert len(records) == len(jobs), f"{SUITES.name} lacks {len(jobs) - len(records)} trainings of {name}"
+    if experiment is SELECTION:
+        return f"\n{markdown(rules_compared(*split(records)))}\n"
+    if not experiment.tables:
+        return "".join(f"\n{markdown(sheet)}\n" for sheet in sheets(experiment, records))
+    return by_rule(list(make_tables(experiment, named_place(experiment.mini, None), records, "mini")))
+
+
+def sheets(experiment: Experiment, records: Sequence[Record]) -> Sequence[Sheet]:
+    assert experiment.draw is not None
+    with tempfile.TemporaryDirectory() as folder:  # for its pictures
+        return experiment.draw(records, Order("mini", Path(folder), Path(folder)))[0]
+
+
+def by_rule(found: Sequence[Table]) -> str:
+    """A table a rule; one for both rules where they chose the same rounds."""
+    headings: dict[str, list[str]] = {}
+    for table, words in zip(found, RULES.values(), strict=True):
+        headings.setdefault(markdown(table), []).append(words)
     parts = []
-    for text, words in found.items():
+    for text, words in headings.items():
         heading = words[0] if len(words) == 1 else f"{words[0]}, and {words[1][0].lower()}{words[1][1:]}"
         parts.append(f"{heading}:\n\n{text}\n")
     return "\n" + "".join(parts)
@@ -70,12 +127,15 @@ def tables(path: Path, baseline: str | None) -> str:
 
 def written(page: str) -> str:
     """`page` with its tables made anew."""
-    return PLACE.sub(lambda m: m[1] + tables(HERE / m[2], m[3]) + m[4], page)
+    page = PLACE.sub(lambda m: m[1] + tables(HERE / m[2], m[3]) + m[4], page)
+    return SUITE_PLACE.sub(lambda m: m[1] + suite_tables(m[2]) + m[3], page)
 
 
 if __name__ == "__main__":
     command, file, *rest = sys.argv[1:]
     if command == "collect":
         collect(Path(file), rest[0], [Path(name) for name in rest[1:]])
+    elif command == "keep":
+        keep(Path(file))
     else:
         Path(file).write_text(written(Path(file).read_text()))

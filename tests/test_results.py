@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "<!-- table " in page.read_text()]
+PAGES = [
+    page
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    if "<!-- table " in page.read_text() or "<!-- suite " in page.read_text()
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])

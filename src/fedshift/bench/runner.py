@@ -69,10 +69,10 @@ def run_jobs(jobs: Sequence[Job], out: Path, workers: int, tell: Tell, launcher:
         launcher.stop()
         pool.shutdown(cancel_futures=True)
     everything, broken = read([records_path])
-    return Outcome(_placed(everything, jobs), failures, broken)
+    return Outcome(placed(everything, jobs), failures, broken)
 
 
-def _placed(records: Sequence[Record], jobs: Sequence[Job]) -> list[Record]:
+def placed(records: Sequence[Record], jobs: Sequence[Job]) -> list[Record]:
     """The records of `jobs`. One training may stand in several places of a table."""
     by_job = {record.job: record for record in records}
     fields = [(job, by_job[job.digest]) for job in jobs if job.digest in by_job]

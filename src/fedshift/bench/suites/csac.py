@@ -234,7 +234,8 @@ EXPERIMENTS = (
         ),
         each_target,
         (recipes.CSAC_PACS, recipes.CSAC_VLCS),
-        recipes.DIGITS.at("street", "photo"),
+        # A seed that no other suite has: of trainings that ran beside others the times would not do.
+        recipes.DIGITS.at("street", "photo").with_seeds(10),
         tables=False,
         alone=True,
         draw=run_times,
