@@ -23,6 +23,14 @@ def launcher() -> Processes:
     return Processes()
 
 
+def wait_for_a_round(metrics: Path) -> None:
+    for _ in range(600):
+        if metrics.exists() and metrics.stat().st_size:
+            return
+        time.sleep(0.1)
+    raise AssertionError("no round in a minute")
+
+
 def test_one_starter_serves_jobs_in_turn_and_passes_on_their_exit_codes(
     launcher: Processes, tiny_data: Path, tmp_path: Path
 ) -> None:
@@ -77,13 +85,29 @@ def test_stopping_ends_a_training_that_runs(launcher: Processes, tiny_data: Path
     )
     thread.start()
     metrics = tmp_path / "run" / "metrics.jsonl"
-    for _ in range(600):
-        if metrics.exists() and metrics.stat().st_size:
-            break
-        time.sleep(0.1)
+    wait_for_a_round(metrics)
     launcher.stop()
     thread.join(timeout=30)
     assert codes and codes[0] != 0
     size = metrics.stat().st_size
     time.sleep(0.5)
     assert metrics.stat().st_size == size > 0, "nobody trains any more"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there jobs are forked")
+def test_a_killed_suite_leaves_nobody_training(tiny_data: Path, tmp_path: Path) -> None:
+    config = tmp_path / "job.yaml"
+    config.write_text(CONFIG.format(data=tiny_data).replace("rounds: 1", "rounds: 100000"))
+    code = (
+        "from pathlib import Path; from fedshift.bench.launch import Processes;"
+        f"Processes().train(Path({str(config)!r}), Path({str(tmp_path / 'run')!r}), Path({str(tmp_path / 'log')!r}), 1)"
+    )
+    suite = subprocess.Popen([sys.executable, "-c", code])
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for_a_round(metrics)
+    suite.kill()
+    suite.wait()
+    time.sleep(2)
+    size = metrics.stat().st_size
+    time.sleep(1)
+    assert metrics.stat().st_size == size > 0

@@ -14,8 +14,7 @@ A_ROUND = 0.15
 """Seconds for sending models around and scoring them."""
 
 MILLISECONDS = {
-    ("digits-copa", 20): 0.8,
-    ("digits-csac", 20): 0.4,
+    ("digits-copa", 16): 0.7,
     ("digits-csac", 16): 0.4,
     ("digits-dualadapt", 20): 0.5,
     ("segnet-small", None): 6.0,

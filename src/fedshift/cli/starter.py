@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import sys
 
 
@@ -18,8 +20,20 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             _become(wanted["arguments"], wanted["log"])
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+        print(_wait_for(child), flush=True)
+
+
+def _wait_for(child: int) -> int:
+    """Its exit code. Who asked for it may be killed meanwhile, and with it the wish for what is being trained."""
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        # Nothing is asked before the last answer: something to read is the end of standard input.
+        if select.select([sys.stdin], [], [], 0.1)[0]:
+            os.kill(child, signal.SIGTERM)
+            os.waitpid(child, 0)
+            sys.exit(1)
 
 
 def import_everything() -> None:
