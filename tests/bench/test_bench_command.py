@@ -43,6 +43,20 @@ def play(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+def test_settings_may_be_a_dictionary_in_python(launcher: Here, tiny_data: Path, tmp_path: Path) -> None:
+    keys = {"rounds": 1, "batch_size": 8, "train_per_site": 16, "copa.ops": 1}
+    found = fedshift.benchmark(
+        "copa/table7", data_dir=tiny_data, seeds=[0], methods=["COPA"], settings=keys, out=tmp_path
+    )
+    settings = found.records[0].settings
+    assert settings["rounds"] == 1 and settings["copa"]["ops"] == 1
+
+
+def test_two_suites_in_one_call_are_an_error() -> None:
+    result = play("bench", "copa/table7", "copa/table1")
+    assert isinstance(result.exception, InputError) and "one suite a call" in result.exception.message
+
+
 def test_suites_are_listed_for_programs() -> None:
     listed = json.loads(play("list", "suites", "--json").stdout)
     assert {"name", "paper", "needs", "cost", "question"} <= set(listed[0])
@@ -58,6 +72,7 @@ def test_suites_are_listed_for_programs() -> None:
         ("copa/tabel1", {}, ["Did you mean 'copa/table1'?"]),
         ("copa/table1", {"methods": ["kopa"]}, ["has no 'kopa'", "'copa'"]),
         ("copa/table1", {"jobs": 0}, ["1 is least"]),
+        ("copa/table1", {"settings": ["freeze_norm=true"]}, ["freeze_norm", "--weights imagenet"]),
         ("copa/table1", {"records": ["x.jsonl"]}, ["records are for the suite 'selection'"]),
         ("selection", {"records": ["x.jsonl"]}, ["there is no record file x.jsonl"]),
     ],
@@ -200,7 +215,7 @@ def test_failures_are_listed_and_the_rest_is_there(launcher: Here, tiny_data: Pa
     (tmp_path / "records.jsonl").open("a").write('{"job": "cut')
     trained = len(launcher.trained)
     again = play(*asked)
-    assert "1 half-written lines" in again.stdout
+    assert "1 half-written line in the records" in again.stdout
     assert len(launcher.trained) == trained + 1, "what had failed is tried again, the rest is there"
 
 
@@ -215,15 +230,17 @@ def test_two_runners_on_one_folder_train_everything_once(tiny_data: Path, tmp_pa
     assert first.records == second.records and first.failures == second.failures == []
     records, broken = read([tmp_path / "records.jsonl"])
     assert broken == 0 and {record.job for record in records} == {job.digest for job in jobs}
+    lines = (tmp_path / "records.jsonl").read_text().splitlines()
+    assert len(lines) == len(jobs), "one line a training, whoever trained it"
 
 
 def test_a_folder_that_another_process_trains_in_is_waited_for(tiny_data: Path, tmp_path: Path) -> None:
     """The second runner is a process: locks have to hold between those too."""
     common = {"data_dir": str(tiny_data), "rounds": 1, "batch_size": 8, "arch": "digits-copa", "workers": 0}
     (job,) = grid([Row("FedAvg", "fedavg")], [Column("dim", {"target": "dim"})], [0], common, {})
-    (tmp_path / "jobs").mkdir()
+    (tmp_path / "wanted").mkdir()
     holds = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True);"
-    lock = tmp_path / "jobs" / f"{job.digest}.lock"
+    lock = tmp_path / "wanted" / f"{job.digest}.lock"
     other = subprocess.Popen(
         [sys.executable, "-c", holds + " sys.stdin.read()", str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

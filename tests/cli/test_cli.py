@@ -142,6 +142,16 @@ def test_privacy_is_read_from_the_types(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "coordinator, other sites" in call(monkeypatch, capsys, "privacy", "feddg")[1]
 
 
+def test_a_part_of_the_name_is_enough_to_list(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, output, _ = call(monkeypatch, capsys, "list", "suites", "kd3a", "--json")
+    names = [row["name"] for row in json.loads(output)]
+    assert "kd3a/table7" in names and all(name.startswith("kd3a/") for name in names)
+    code, _, said = call(monkeypatch, capsys, "list", "methods", "kd4a")
+    assert code == 2 and "'kd4a'" in said
+
+
 @pytest.mark.parametrize("method", list(METHODS))
 def test_privacy_can_be_read_in_80_columns(
     method: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

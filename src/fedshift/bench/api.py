@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedshift.bench.changes import changes_of, check_sections, folder_of
 from fedshift.bench.publish import write_tables
@@ -30,19 +32,20 @@ def benchmark(
     data_dir: Path | str | None = None,
     out: Path | str | None = None,
     jobs: int | None = None,
-    settings: Sequence[str] = (),
+    settings: Sequence[str] | Mapping[str, Any] = (),
     records: Sequence[Path | str] = (),
     tell: Tell = silent,
 ) -> Found:
     """Runs what is missing of a suite and writes table.{txt,md,csv,tex,json} into `out`. By default that is
     runs/bench/SUITE, and for other data, scales, rows, seeds or settings than the suite's own a folder in it.
-    Of `methods` and `seeds`, None is the suite's own choice; `settings` are `key=value`; `jobs` trainings go side by
-    side, by default one a core. With `records` (of `selection` alone) nothing is trained: these files are read."""
+    Of `methods` and `seeds`, None is the suite's own choice; `settings` are `key=value` or a dictionary; `jobs`
+    trainings go side by side, by default one a core. With `records` (of `selection` alone) nothing is trained: these
+    files are read."""
     found_suite = find_suite(suite)
     if scale not in ("mini", "paper"):
         raise InputError("config-value", f"scale: {scale!r} is neither mini nor paper")
     if jobs is not None and jobs < 1:
-        raise InputError("config-value", f"jobs: {jobs} given, 1 is least")
+        raise InputError("config-value", f"--jobs {jobs}: 1 is least")
     order = Order(
         scale=scale,
         out=Path(out) if out is not None else WORK / found_suite.name,
@@ -50,7 +53,7 @@ def benchmark(
         data_dir=Path(data_dir) if data_dir is not None else None,
         seeds=tuple(seeds) if seeds is not None else None,
         methods=tuple(methods) if methods is not None else None,
-        settings=tuple(settings),
+        settings=as_words(settings),
         jobs=jobs or cores(),
         tell=tell,
     )
@@ -86,6 +89,13 @@ def from_records(paths: Sequence[Path]) -> Found:
     if any(len(record.rounds) < 3 for record in kept):
         notes.append("Some runs were scored in two rounds or fewer: there was not much to choose from.")
     return Found(tables=tuple(tables), records=tuple(kept), broken_lines=broken, notes=tuple(notes))
+
+
+def as_words(settings: Sequence[str] | Mapping[str, Any]) -> tuple[str, ...]:
+    """`key=value` for each, as on the command line."""
+    if isinstance(settings, Mapping):
+        return tuple(f"{key}={json.dumps(value)}" for key, value in settings.items())
+    return tuple(settings)
 
 
 def cores() -> int:

@@ -49,19 +49,17 @@ def run_jobs(jobs: Sequence[Job], out: Path, workers: int, tell: Tell, launcher:
     started = time.monotonic()
     waiting = [job for job in distinct if job.digest not in finished]
     done = skipped = len(distinct) - len(waiting)
+    tell(f"trainings there already, {len(waiting)} to do", done, len(distinct), 0.0)
     pool = ThreadPoolExecutor(workers)
     try:
         futures = [pool.submit(_run, job, out, launcher) for job in waiting]
         for future in as_completed(futures):
-            job, failure, seconds = future.result()
+            job, failure, told = future.result()
             done += 1
             if failure:
                 failures.append(failure)
-            elif all(record.job != job.digest for record in read([records_path])[0]):
-                append(records_path, read_run(out / "jobs" / job.digest, job.digest, job.row, job.column))
             left = (time.monotonic() - started) / (done - skipped) * (len(distinct) - done)
-            word = "FAILED" if failure else f"{seconds:.0f} s"
-            tell(f"{job.row}, {job.column}, seed {job.config.seed}: {word}", done, len(distinct), left)
+            tell(f"{job.row}, {job.column}, seed {job.config.seed}: {told}", done, len(distinct), left)
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
@@ -79,20 +77,26 @@ def placed(records: Sequence[Record], jobs: Sequence[Job]) -> list[Record]:
     return [Record(**{**vars(record), "row": job.row, "column": job.column}) for job, record in fields]
 
 
-def _run(job: Job, out: Path, launcher: Launcher) -> tuple[Job, Failure | None, float]:
+def _run(job: Job, out: Path, launcher: Launcher) -> tuple[Job, Failure | None, str]:
+    """Trains and records it, unless another runner did meanwhile; says how long it took."""
     folder, log = out / "jobs" / job.digest, out / "logs" / f"{job.digest}.log"
-    config = out / "jobs" / f"{job.digest}.yaml"
-    for parent in (folder.parent, log.parent):
+    wanted, records = out / "wanted", out / "records.jsonl"
+    for parent in (folder.parent, log.parent, wanted):
         parent.mkdir(parents=True, exist_ok=True)
-    with _claimed(out / "jobs" / f"{job.digest}.lock"):
+    with _claimed(wanted / f"{job.digest}.lock"):
         started = time.monotonic()
+        told = "trained before"
         if not (folder / "done").exists():
+            config = wanted / f"{job.digest}.yaml"
             config.write_text(job.config.to_yaml())
             code = launcher.train(config, folder, log, job.config.threads)
             if code != 0:
                 lines = log.read_text(errors="replace").strip().splitlines()
-                return job, Failure(job, lines[-1] if lines else f"exit code {code}", log), 0.0
-        return job, None, time.monotonic() - started
+                return job, Failure(job, lines[-1] if lines else f"exit code {code}", log), "FAILED"
+            told = f"{time.monotonic() - started:.0f} s"
+        if all(record.job != job.digest for record in read([records])[0]):
+            append(records, read_run(folder, job.digest, job.row, job.column))
+        return job, None, told
 
 
 @contextmanager

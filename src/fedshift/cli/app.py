@@ -137,7 +137,7 @@ def train(
 @app.command()
 def bench(
     suite: Annotated[str, typer.Argument(help="See `fedshift list suites`.", metavar="SUITE")],
-    more: Annotated[list[Path] | None, typer.Argument(help="More record files.", hidden=True)] = None,
+    more: Annotated[list[Path] | None, typer.Argument(help="More record files.", hidden=True, metavar="")] = None,
     methods: Annotated[str | None, typer.Option(help="Some rows only: methods or labels, a,b.")] = None,
     seeds: Annotated[str | None, typer.Option(help="0,1,2. Default: the suite's own.")] = None,
     scale: Annotated[
@@ -155,6 +155,8 @@ def bench(
     from fedshift.bench.api import benchmark
     from fedshift.cli.bench import show_found, told
 
+    if more and not records:
+        raise InputError("config-value", f"bench {suite} {more[0]}: one suite a call")
     try:
         found = benchmark(
             suite,
@@ -179,12 +181,13 @@ def bench(
 @app.command("list")
 def list_(
     what: Annotated[Literal["methods", "datasets", "archs", "suites"], typer.Argument(help="What to list.")],
+    part: Annotated[str, typer.Argument(help="Only names that contain this.", metavar="[PART]")] = "",
     json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """List methods, data sets, architectures or suites."""
     from fedshift.cli.show import show_list
 
-    show_list(what, as_json=json)
+    show_list(what, part, as_json=json)
 
 
 @app.command("check-data")

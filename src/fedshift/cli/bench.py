@@ -7,6 +7,7 @@ import sys
 from rich.console import Console
 
 from fedshift.bench.publish import caption
+from fedshift.bench.runner import Failure
 from fedshift.bench.suite import Found
 from fedshift.bench.tables import text
 
@@ -34,10 +35,16 @@ def show_found(found: Found) -> None:
     for path in found.files:
         console.print(f"picture: {path}")
     if found.broken_lines:
-        console.print(f"{found.broken_lines} half-written lines in the records were left out")
+        lines = "line" if found.broken_lines == 1 else "lines"
+        console.print(f"{found.broken_lines} half-written {lines} in the records left out")
     console.print(f"\ntables: {found.out / 'table'}.txt, .md, .csv, .tex, .json")
     if found.failures:
         console.print(f"{len(found.failures)} trainings failed; all others are in the table:")
+    alike: dict[str, list[Failure]] = {}
     for failure in found.failures:
-        job = failure.job
-        console.print(f"  {job.row}, {job.column}, seed {job.config.seed}: {failure.words} (log: {failure.log})")
+        alike.setdefault(failure.words, []).append(failure)
+    for words, failures in alike.items():
+        job = failures[0].job
+        console.print(f"  {job.row}, {job.column}, seed {job.config.seed}: {words} (log: {failures[0].log})")
+        if len(failures) > 1:
+            console.print(f"    and {len(failures) - 1} more in the same words (logs beside it)")

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedshift.data import DataReport, list_datasets
+from fedshift.errors import InputError
 from fedshift.federation.handshake import introduce
 from fedshift.federation.kinds import kinds
 from fedshift.methods import METHODS, find_about, find_method
@@ -25,8 +26,11 @@ _SHOWN = 10
 """How many unreadable files and duplicates are named one by one; the counts are complete."""
 
 
-def show_list(what: str, *, as_json: bool) -> None:
-    rows = {"methods": _methods, "datasets": _datasets, "archs": _archs, "suites": _suites}[what]()
+def show_list(what: str, part: str = "", *, as_json: bool) -> None:
+    everything = {"methods": _methods, "datasets": _datasets, "archs": _archs, "suites": _suites}[what]()
+    rows = [row for row in everything if part.lower() in row["name"].lower()]
+    if not rows:
+        raise InputError("unknown-name", f"no {what} with {part!r} in their name: fedshift list {what}")
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -185,8 +189,9 @@ def _suites() -> list[dict[str, Any]]:
 
 
 def _in_short(suite: Mapping[str, Any]) -> dict[str, Any]:
-    """Five columns of sentences would be unreadable: two, with needs and costs below the question."""
-    about = "\n".join((suite["question"], f"  needs {suite['needs']}", f"  costs {suite['cost']}"))
+    """Five columns of sentences would be unreadable: two, with paper, needs and costs below the question."""
+    lines = (suite["question"], f"  {suite['paper']}", f"  needs {suite['needs']}", f"  costs {suite['cost']}")
+    about = "\n".join(lines)
     return {"name": suite["name"], "question, needs and costs": about}
 
 

@@ -120,6 +120,7 @@ def make_config(values: Mapping[str, Any]) -> RunConfig:
         where = ".".join(str(part) for part in first["loc"]) or "configuration"
         raise InputError("config-value", f"{where}: {first['msg']} (got {first.get('input')!r})") from None
     _check_types(Policy, config.policy, "policy")
+    _check_freezing(config)
     return config
 
 
@@ -204,3 +205,19 @@ def _check_types(kind: type[Any], values: Mapping[str, Any], section: str) -> di
             wanted = codec.expected(hints[key])
             raise InputError("config-value", f"{section}.{shown}: {written} is not {wanted}") from None
     return checked
+
+
+def _check_freezing(config: RunConfig) -> None:
+    if not config.freeze_norm:
+        return
+    if config.weights is None:
+        raise InputError(
+            "config-value",
+            "freeze_norm: BatchNorm layers of a network from scratch remember nothing that could be kept. "
+            "Set weights too (--weights imagenet), or leave freeze_norm out.",
+        )
+    if find_about(config.method).uses_statistics:
+        raise InputError(
+            "config-value",
+            f"freeze_norm: {config.method} works with what BatchNorm layers remember of each site. Leave it out.",
+        )

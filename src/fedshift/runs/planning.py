@@ -203,7 +203,6 @@ def _plan(config: RunConfig, dataset: Dataset, roles: Roles) -> Plan:
         raise InputError(
             "method-needs", f"architecture {config.arch!r} is for {kind} data; {dataset.name!r} is a {dataset.task} set"
         )
-    _check_freezing(config)
     # Completed just before: none of these is None any more.
     assert config.rounds and config.batch_size and config.lr and config.local_epochs and config.schedule
     assert config.momentum is not None and config.weight_decay is not None and config.lr_min is not None
@@ -236,19 +235,3 @@ def _plan(config: RunConfig, dataset: Dataset, roles: Roles) -> Plan:
     training.lr_at(1)
     augmentation(plan)
     return plan
-
-
-def _check_freezing(config: RunConfig) -> None:
-    if not config.freeze_norm:
-        return
-    if config.weights is None:
-        raise InputError(
-            "config-value",
-            "freeze_norm: BatchNorm layers of a network from scratch remember nothing that could be kept. "
-            "Set weights too (--weights imagenet), or leave freeze_norm out.",
-        )
-    if find_about(config.method).uses_statistics:
-        raise InputError(
-            "config-value",
-            f"freeze_norm: {config.method} works with what BatchNorm layers remember of each site. Leave it out.",
-        )

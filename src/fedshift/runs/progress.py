@@ -58,14 +58,13 @@ class Lines:
     """One line a round, for logs and pipes."""
 
     def __enter__(self) -> Lines:
-        self._started = time.monotonic()
         return self
 
     def __exit__(self, *details: Any) -> None:
         return None
 
     def begin(self, rounds: int, done: int, title: str) -> None:
-        self._rounds, self._first = rounds, done
+        self._rounds, self._first, self._started = rounds, done, time.monotonic()
         self.message(title + (f", resuming after round {done}" if done else ""))
 
     def message(self, text: str) -> None:

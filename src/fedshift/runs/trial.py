@@ -128,6 +128,7 @@ def _prepared(config: RunConfig, dataset: Dataset, batch_size: int) -> Prepared:
         "client_fraction": 1.0,
         "attack": (),
         "weights": None,
+        "freeze_norm": False,
         "policy": {"min_samples": 2},
     }
     return prepare(config.model_copy(update=changed), dataset)
