@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.bench.layouts import Scene
-from fedshift.bench.recipes import PHOTOS, Recipe
+from fedshift.bench.recipes import Recipe
 from fedshift.data import DataSource, open_dataset
 from fedshift.data.public import PUBLIC, how_to_get
 from fedshift.data.registry import survey
@@ -57,7 +57,7 @@ def given_place(mini: Recipe, data_dir: Path, names: Sequence[str]) -> Place:
     if found.task != task:
         raise InputError("method-needs", f"it is about {task}, and {data_dir} holds data for {found.task}")
     is_photo = task == "classification" and len(found.input_shape) == 3 and max(found.input_shape[1:]) > SMALL_IMAGE
-    recipe = mini.on_photos(PHOTOS) if is_photo else mini
+    recipe = mini.on_photos() if is_photo else mini
     data: dict[str, Any] = {"dataset": name, "data_dir": str(data_dir.resolve())}
     if task == "segmentation":
         data["image_size"] = STREET

@@ -57,8 +57,9 @@ class Recipe:
     def called(self, **names: Any) -> Recipe:
         return replace(self, names=names)
 
-    def on_photos(self, photos: Recipe) -> Recipe:
+    def on_photos(self) -> Recipe:
         """With the network and schedule for photographs, and the roles and seeds of this one."""
+        photos = PHOTOS if "setting" in self.settings else FROZEN_PHOTOS
         kept = {key: self.settings[key] for key in ("setting", "client_fraction") if key in self.settings}
         settings = {**photos.settings, **kept}
         return replace(self, settings=settings, by_method=photos.by_method, names={**self.names, **photos.names})
@@ -255,3 +256,9 @@ PHOTOS = Recipe(
     names={"large": "mobilenet_v2", "small": "efficientnet_lite0", "small_lr": 0.003},
 )
 """For photographs that the user gave: a small network with ImageNet weights."""
+FROZEN_PHOTOS = replace(
+    PHOTOS.but(freeze_norm=True, lr=0.001),
+    names={"large": "mobilenet_v2", "small": "efficientnet_lite0", "small_lr": 0.0005},
+)
+"""The same where nobody adapts: methods that do may work with the statistics of BatchNorm layers, and all others are
+better off with those of ImageNet."""
