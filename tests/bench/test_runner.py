@@ -65,3 +65,9 @@ def test_a_half_written_line_is_counted_and_swallows_nothing(tiny_data: Path, tm
 def test_records_do_not_tell_where_data_lives(tiny_data: Path, tmp_path: Path, key: str) -> None:
     outcome = run_jobs(jobs(tiny_data)[:1], tmp_path, 1, silent)
     assert key not in outcome.records[0].settings and str(tiny_data) not in json.dumps(vars(outcome.records[0]))
+
+
+def test_a_job_keeps_its_name_whether_a_default_is_said_or_not(tiny_data: Path) -> None:
+    plain, said = jobs(tiny_data)[0], jobs(tiny_data, evaluate_every=1, precision="float32")[0]
+    other = jobs(tiny_data, evaluate_every=2)[0]
+    assert plain.digest == said.digest != other.digest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -43,7 +44,7 @@ class Job:
     @cached_property
     def digest(self) -> str:
         """The job's name on disk: equal configurations are one job, in whatever table they stand."""
-        return hashlib.sha256(self.config.to_yaml().encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(self.config.chosen(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def grid(

@@ -88,6 +88,12 @@ class RunConfig(BaseModel):
         values[self.method] = codec.plain(self.hyper)
         return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
+    def chosen(self) -> dict[str, Any]:
+        """What is not as it is by default, and the method's own keys: the same for equal runs, also when fedshift gets
+        more keys."""
+        values = self.model_dump(mode="json", exclude_defaults=True)
+        return {**codec.plain(values), "method": self.method, self.method: codec.plain(self.hyper)}
+
 
 DEFAULTS: dict[str, Any] = {
     "rounds": 20,
