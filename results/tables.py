@@ -6,7 +6,8 @@ python results/tables.py write docs/results.md
 
 `collect` appends runs under a row's name, without the paths they lay in; a run that the file already has is left out.
 `keep` puts the trainings of small suites into results/suites.jsonl: of every suite whose trainings are all there.
-`write` puts tables where a page says `<!-- table FILE minus ROW -->` or `<!-- suite NAME -->`, up to `<!-- end -->`.
+`write` puts tables where a page says `<!-- table FILE minus ROW -->` or `<!-- suite NAME -->`, up to `<!-- end -->`;
+`<!-- rules NAME -->` is what rules that choose a round would have made of a suite's runs.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ OF_SUITES = {experiment.name: experiment for experiment in (*EXPERIMENTS, SELECT
 RULES = {"last": "Last round", "source_val": "Round chosen on source validation"}
 BOUNDS = ("Oracle", "DeepAll", "Fed-oracle", "Cent-MCD")
 PLACE = re.compile(r"(<!-- table (\S+?)(?: minus (.+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
-SUITE_PLACE = re.compile(r"(<!-- suite (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SUITE_PLACE = re.compile(r"(<!-- (suite|rules) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def collect(path: Path, row: str, runs: list[Path]) -> None:
@@ -94,13 +95,13 @@ def tables(path: Path, baseline: str | None) -> str:
     return by_rule(found)
 
 
-def suite_tables(name: str) -> str:
+def suite_tables(what: str, name: str) -> str:
     """Markdown tables of a small suite, from the trainings that its recipe names today and from no others."""
     experiment = OF_SUITES[name]
     jobs = mini_jobs(experiment)
     records = placed(read([SUITES])[0], jobs)
     assert len(records) == len(jobs), f"{SUITES.name} lacks {len(jobs) - len(records)} trainings of {name}"
-    if experiment is SELECTION:
+    if what == "rules" or experiment is SELECTION:
         return f"\n{markdown(rules_compared(*split(records)))}\n"
     if not experiment.tables:
         return "".join(f"\n{markdown(sheet)}\n" for sheet in sheets(experiment, records))
@@ -128,7 +129,7 @@ def by_rule(found: Sequence[Table]) -> str:
 def written(page: str) -> str:
     """`page` with its tables made anew."""
     page = PLACE.sub(lambda m: m[1] + tables(HERE / m[2], m[3]) + m[4], page)
-    return SUITE_PLACE.sub(lambda m: m[1] + suite_tables(m[2]) + m[3], page)
+    return SUITE_PLACE.sub(lambda m: m[1] + suite_tables(m[2], m[3]) + m[4], page)
 
 
 if __name__ == "__main__":
