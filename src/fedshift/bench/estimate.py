@@ -16,7 +16,7 @@ A_ROUND = 0.15
 MILLISECONDS = {
     ("digits-copa", 16): 0.7,
     ("digits-csac", 16): 0.4,
-    ("digits-dualadapt", 20): 0.5,
+    ("digits-dualadapt", 20): 0.75,
     ("segnet-small", None): 6.0,
 }
 """For a picture in FedAvg, forward and back, by network and side of the picture."""
