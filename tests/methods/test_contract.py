@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tinydata import CLASSES, write_domain
 
 from fedshift.errors import FedshiftError, SiteError
@@ -102,6 +103,26 @@ def test_worker_processes_give_the_same_bytes(
     parallel = run(make_config(settings(method, setting, tiny_data, workers=2)), tmp_path / "parallel")
     assert parallel["model_sha256"] == usual["model_sha256"]
     assert parallel["bytes"] == usual["bytes"]
+
+
+@every_method
+def test_the_backbone_learns_at_its_own_rate(method: str, setting: str, tiny_data: Path, tmp_path: Path) -> None:
+    """With next to nothing of the rate it stays where it began, while the classifier learns."""
+    config = make_config(settings(method, setting, tiny_data, rounds=1, backbone_lr_factor=1e-9))
+    run(config, tmp_path / "run")
+    first = planning.base_network(planning.prepare(config))[0]
+    convolutions = {name: value for name, value in first.backbone.state_dict().items() if value.ndim > 1}
+    compared, heads = set(), []
+    for file in (tmp_path / "run").glob("model*.safetensors"):
+        for key, value in load_file(file).items():
+            name = key.rpartition("backbone.")[2]
+            if name in convolutions:
+                torch.testing.assert_close(value, convolutions[name], rtol=0, atol=1e-5)
+                compared.add(name)
+            elif value.shape == first.head.weight.shape:  # type: ignore[union-attr]
+                heads.append(value)
+    assert compared == set(convolutions)
+    assert any(not torch.allclose(head, first.head.weight, atol=1e-4) for head in heads)  # type: ignore[arg-type]
 
 
 class Wrapped:

@@ -166,6 +166,24 @@ def test_a_state_survives_a_checkpoint(base: Network) -> None:
         assert codec.pack(restored) == codec.pack(state)
 
 
+def test_before_anyone_has_trained_the_judges_are_the_common_classifier_or_nobody(base: Network) -> None:
+    script = {("amber", 1): 1.0, ("blue", 1): 2.0, ("amber", 2): 1.0}
+    for judges, expected in (("initial", {"blue", "coral"}), ("none", set())):
+        fed: Any = Scripted(answers(base, script))
+        method = Copa(Hyper(first_judges=judges))  # type: ignore[arg-type]
+        state = method.round(method.init(base, fed), fed)
+        assert set(fed.asked[0]["amber"]["frozen"]) == expected
+        method.round(state, fed)
+        # From then on those who trained: coral did not answer.
+        assert set(fed.asked[1]["amber"]["frozen"]) == {"blue"}
+        assert set(fed.asked[1]["coral"]["frozen"]) == {"amber", "blue"}
+
+
+def test_judges_that_never_come_are_refused() -> None:
+    with pytest.raises(ValueError, match="first_judges=none needs iterate=true"):
+        Hyper(first_judges="none", iterate=False)
+
+
 # --- Prediction -----------------------------------------------------------------------------------------------------
 
 

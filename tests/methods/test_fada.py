@@ -143,10 +143,11 @@ def identifier(state: fada.State, site: str) -> Any:
     return judge
 
 
-def test_the_first_exchange_is_a_step_of_sgd_on_the_whole_loss(open_federation: Any) -> None:
+@pytest.mark.parametrize("factor", [1.0, 0.25])
+def test_the_first_exchange_is_a_step_of_sgd_on_the_whole_loss(factor: float, open_federation: Any) -> None:
     """sum_i alpha_i (CE_i + w L_G(source i) + w L_G(target)). At the target, identifiers have made a step already."""
     keys = {"fada": {"attention": False, "adversarial": 0.5}, "batch_size": 48, "weight_decay": 1e-2, "lr": 0.1}
-    method, base, fed = open_federation(**keys)
+    method, base, fed = open_federation(**keys, backbone_lr_factor=factor)
     state = method.init(base, fed)
     after = method.round(state, fed)  # 48 samples: one exchange
 
@@ -164,7 +165,8 @@ def test_the_first_exchange_is_a_step_of_sgd_on_the_whole_loss(open_federation: 
     gradients = torch.autograd.grad(total, list(net.parameters()))
     for (name, parameter), gradient in zip(net.named_parameters(), gradients, strict=True):
         change = after.model[name] - state.model[name]
-        expected = -0.1 * (gradient + 1e-2 * parameter.detach())
+        rate = 0.1 * factor if name.startswith("backbone.") else 0.1
+        expected = -rate * (gradient + 1e-2 * parameter.detach())
         torch.testing.assert_close(change, expected, rtol=2e-2, atol=5e-5)
     assert not torch.equal(after.identifiers["amber"]["0.weight"], state.identifiers["amber"]["0.weight"])
 

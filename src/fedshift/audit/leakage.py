@@ -245,9 +245,9 @@ def _sent(images: Split, plan: Plan, model: Weights, rng: Rng) -> Weights:
 def _mean_gradient(net: nn.Module, before: Weights, after: Weights, message: Message, plan: Plan) -> dict[str, Tensor]:
     """The update, read as the mean gradient of the loss over the steps that made it."""
     training = plan.training
-    scale = training.lr_at(1) * momentum_total(message.steps, training.momentum)
+    steps = momentum_total(message.steps, training.momentum)
     return {
-        name: (before[name] - after[name]) / scale - training.weight_decay * before[name]
+        name: (before[name] - after[name]) / (training.lr_of(name, 1) * steps) - training.weight_decay * before[name]
         for name, _ in net.named_parameters()
     }
 

@@ -40,6 +40,12 @@ class Training:
     schedule: str
     precision: str
     augment: tuple[str, ...]
+    backbone_lr_factor: float = 1.0
+    """Times the learning rate: the backbone's. All else of the network, and beside it, learns at the rate itself."""
+
+    def lr_of(self, key: str, round: int) -> float:
+        """The learning rate in a round of what a network's state dict has under `key`."""
+        return self.lr_at(round) * (self.backbone_lr_factor if key.startswith("backbone.") else 1.0)
 
     def lr_at(self, round: int) -> float:
         """The learning rate of a round (1 .. rounds). Schedules: constant, cosine, step:EVERY:FACTOR."""

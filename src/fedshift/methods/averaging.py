@@ -53,7 +53,7 @@ def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
     training = site.plan.training
     net = with_weights(plain_network(site.plan), model, site.device).train()
     batches = site.train.batches(training.batch_size, rng, training.local_epochs, augmentation(site.plan))
-    optimizer = sgd(net.parameters(), site)
+    optimizer = sgd(site, net)
     loss = train_batches(batches, lambda b: cross_entropy(net(b.x), b.y), optimizer, training.precision)
     return Trained(model=weights_of(net), samples=len(site.train), loss=loss)
 

@@ -89,7 +89,7 @@ def train(site: Labelled, extractor: Weights, head: Weights, frozen: Mapping[str
     hyper = hyper_of(site.plan)
     net = loaded(converted_network(site.plan, hyper), extractor, head, site.device)
     loss_of = collaborative_loss(net, judges_of(net, frozen, hyper), second_look(hyper, site.plan, rng))
-    loss = _optimise(site, net.parameters(), lambda batch: loss_of(batch.x, batch.y), rng)
+    loss = _optimise(site, [net], lambda batch: loss_of(batch.x, batch.y), rng)
     return Trained(extractor=weights_of(net.backbone), head=weights_of(net.head), loss=loss)
 
 
@@ -115,18 +115,17 @@ def train_together(site: Labelled, extractor: Weights, heads: Weights, rng: Rng)
         again = net.features(look_again(batch.x)) if look_again else features
         return loss + inconsistency(torch.stack([other(again) for other in others]), scores)
 
-    parameters = [*net.parameters(), *(parameter for other in others for parameter in other.parameters())]
-    loss = _optimise(site, parameters, loss_of, rng)
+    loss = _optimise(site, [net, *others], loss_of, rng)
     trained = numbered([weights_of(member) for member in members])
     return TrainedTogether(extractor=weights_of(net.backbone), heads=trained, loss=loss)
 
 
 def _optimise(
-    site: Labelled, parameters: Iterable[nn.Parameter], loss_of: Callable[[LabelledBatch], Tensor], rng: Rng
+    site: Labelled, modules: Iterable[nn.Module], loss_of: Callable[[LabelledBatch], Tensor], rng: Rng
 ) -> float:
     training = site.plan.training
     batches = site.train.batches(training.batch_size, rng, training.local_epochs, augmentation(site.plan))
-    return train_batches(batches, loss_of, sgd(parameters, site), training.precision)
+    return train_batches(batches, loss_of, sgd(site, *modules), training.precision)
 
 
 # --- Steps 3 and 5: aggregation and broadcast, at the coordinator -------------------------------------------------
@@ -214,12 +213,13 @@ def train_locally(state: State, fed: Federation, hyper: Hyper, work: Step[T]) ->
 
 def frozen_for(site: str, state: State, hyper: Hyper) -> dict[str, Weights]:
     """{C'_j}, j != i, as last broadcast: before anyone has trained, and without iteration for good, what all start
-    from. A domain that never trained is left out later: an untrained classifier has nothing to say."""
+    from (or nothing: first_judges). A domain that never trained is left out later: an untrained classifier has nothing
+    to say."""
     if hyper.collaboration != "frozen":
         return {}
     others = [other for other in state.heads if other != site]
     if not hyper.iterate or not any(state.trained.values()):
-        return dict.fromkeys(others, state.first_head)
+        return dict.fromkeys(others, state.first_head) if hyper.first_judges == "initial" else {}
     return {other: state.heads[other] for other in others if state.trained[other]}
 
 

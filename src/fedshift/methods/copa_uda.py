@@ -118,7 +118,7 @@ def fine_tune(
     judges = copa_parts.judges_of(net, frozen, hyper)
     loss_of = copa_parts.collaborative_loss(net, judges, copa_parts.second_look(hyper, home.plan, rng))
     batches = _pseudo_labelled(home, labels, kept, rng)
-    optimizer = sgd(net.parameters(), home)
+    optimizer = sgd(home, net)
     loss = train_batches(batches, lambda b: loss_of(b.x, b.y), optimizer, home.plan.training.precision)
     return FineTuned(weights_of(net.backbone), weights_of(net.head), loss)
 

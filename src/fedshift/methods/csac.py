@@ -102,7 +102,7 @@ def acquire(site: Labelled, model: Weights, rng: Rng) -> Trained:
     loss = train_batches(
         _batches(site, hyper.acquisition_epochs, hyper, rng),
         lambda b: cross_entropy(net(b.x), b.y, smoothing=hyper.smoothing),  # Eq. (2)
-        sgd(net.parameters(), site),
+        sgd(site, net),
         site.plan.training.precision,
     )
     trained = Trained(model=weights_of(net), loss=loss)
@@ -126,7 +126,7 @@ def calibrate(site: Labelled, model: Weights, rng: Rng) -> Trained:
         return loss
 
     projections = alignment.projections if alignment is not None else nn.Module()
-    optimizer = sgd([*net.parameters(), *projections.parameters()], site)
+    optimizer = sgd(site, net, projections)
     batches = _batches(site, hyper.calibration_epochs, hyper, rng)
     with Taps(net.backbone, names) as taps:
         loss = train_batches(batches, loss_of, optimizer, site.plan.training.precision)

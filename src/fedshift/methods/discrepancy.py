@@ -98,7 +98,7 @@ def train_mcd(
         losses[kind].append(float(loss.detach()))
         return loss
 
-    optimizer = sgd(net.backbone.parameters(), site)
+    optimizer = sgd(site, net.backbone)
     # A group of its own, because a fused step takes all or none of a group's parameters.
     optimizer.add_param_group({"params": list(heads.parameters())})
     train_batches(_turns(batches, repeats), loss_of, optimizer, site.plan.training.precision)

@@ -168,7 +168,7 @@ def adapt(site: Unlabelled, extractor: Weights, classifier: Weights, source: Sou
         seen.append((float(discrepancy(scores.detach(), shared).mean()), float(trust.mean())))
         return client_loss(scores, shared, trust, lambda_st)
 
-    optimizer = sgd(local.parameters(), site)
+    optimizer = sgd(site, local)
     for group in optimizer.param_groups:
         # Sec. 3.3: plain gradient descent at clients, momentum at the server. The schedule is the server's too: F_l
         # starts at F_g in every round, and at a rate near 0 it would stay there.
@@ -229,7 +229,7 @@ def pretrain(home: Labelled, extractor: Weights, classifier: Weights, rng: Rng) 
     training, net = home.plan.training, _loaded(home, extractor, classifier).train()
     epochs = home.hyper(Hyper).pretrain_epochs
     batches = home.train.batches(training.batch_size, rng, epochs, augmentation(home.plan))
-    optimizer = sgd(net.parameters(), home)
+    optimizer = sgd(home, net)
     loss = train_batches(batches, lambda b: cross_entropy(net(b.x), b.y), optimizer, training.precision)
     return Optimised(weights_of(net.backbone), weights_of(net.head), train_loss=loss)
 
@@ -296,7 +296,7 @@ def optimise(
     batches = home.train.batches(training.batch_size, rng, hyper.server_epochs, augmentation(home.plan))
     kinds = (True, False) if heads and weight else (False,)
     turns = ((kind, batch) for batch in batches for kind in kinds)
-    optimizer = sgd(net.backbone.parameters(), home)
+    optimizer = sgd(home, net.backbone)
     # A group of its own, because a fused step takes all or none of a group's parameters.
     optimizer.add_param_group({"params": list(net.head.parameters())})
     train_batches(turns, loss_of, optimizer, training.precision)

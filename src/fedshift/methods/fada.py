@@ -108,8 +108,9 @@ def train(site: Labelled, model: Weights, identifier: Weights, exchange: int, rn
         seen.append(features.detach().float().cpu())
         return cross_entropy(net.head(features), batch.y) + hyper.adversarial * confusion_loss(judge(features))
 
-    optimizer = sgd(net.parameters(), site)
-    optimizer.param_groups[0]["momentum"] = 0.0
+    optimizer = sgd(site, net)
+    for group in optimizer.param_groups:
+        group["momentum"] = 0.0
     # A pass for each batch is more than enough: they are drawn as they are needed.
     batches = site.train.batches(training.batch_size, drawn, hyper.sync_batches, augmentation(site.plan))
     with isolated_randomness(drawn):
@@ -135,13 +136,14 @@ class TargetSide:
     def __init__(self, home: Site, state: State) -> None:
         self.net = cast(Network, with_weights(plain_network(home.plan), state.model, home.device).train())
         self.scratch = copy.deepcopy(self.net)
-        self.sgd = sgd(self.net.parameters(), home)
-        self.sgd.param_groups[0]["weight_decay"] = 0.0  # It is in the sites' steps already.
+        self.sgd = sgd(home, self.net)
+        for group in self.sgd.param_groups:
+            group["weight_decay"] = 0.0  # It is in the sites' steps already.
         self.judges = {
             site: _with_identifier(self.net, weights, home.device)
             for site, weights in sorted(state.identifiers.items())
         }
-        self.judge_sgd = {site: sgd(judge.parameters(), home) for site, judge in self.judges.items()}
+        self.judge_sgd = {site: sgd(home, judge) for site, judge in self.judges.items()}
 
 
 def attention(
@@ -189,9 +191,9 @@ def meet(home: Unlabelled, side: TargetSide, sent: Weights, replies: Replies[Tra
     (hyper.adversarial * confusion).backward()
     for name, parameter in side.net.named_parameters():
         # The sites' steps as a gradient: momentum goes on from exchange to exchange, as if all were in one place.
-        steps = torch.stack([alpha[site] * (sent[name] - models[site][name]) for site in alpha]).sum(0) / home.lr
+        step = torch.stack([alpha[site] * (sent[name] - models[site][name]) for site in alpha]).sum(0)
         own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        parameter.grad = own + steps.to(own)
+        parameter.grad = own + (step / training.lr_of(name, home.round)).to(own)
     side.sgd.step()
     return Met(alpha, identification, float(confusion.detach()))
 

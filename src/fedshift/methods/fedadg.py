@@ -162,7 +162,7 @@ def train(site: Labelled, model: Weights, generator: Weights, rng: Rng) -> Train
     with_weights(maker, generator, site.device)
     judge = _own_discriminator(site, features, hyper, rng)
     adversary_lr = hyper.adversary_lr * site.lr
-    optimizer, judge_sgd = sgd(net.parameters(), site), sgd(judge.parameters(), site)
+    optimizer, judge_sgd = sgd(site, net), sgd(site, judge)
     optimizer.add_param_group({"params": list(maker.parameters()), "lr": adversary_lr})
     judge_sgd.param_groups[0]["lr"] = adversary_lr
     draws = rng.child("noise").torch()

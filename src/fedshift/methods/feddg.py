@@ -103,7 +103,7 @@ def train(site: Labelled, model: Weights, others: Tensor | None, rng: Rng) -> Tr
         return episode_loss(net, batch.x, moved, batch.y, hyper.meta_step, first_order=hyper.first_order)
 
     batches = site.train.batches(training.batch_size, rng, training.local_epochs, augmentation(site.plan))
-    loss = train_batches(batches, loss_of, sgd(net.parameters(), site), training.precision)
+    loss = train_batches(batches, loss_of, sgd(site, net), training.precision)
     return Trained(model=weights_of(net), samples=len(site.train), loss=loss)
 
 

@@ -75,7 +75,7 @@ def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
     net = with_weights(plain_network(site.plan), model, site.device).train()
     begin, end, order = passes_of(site)
     batches = site.train.stretch(begin, end, order, training.batch_size, rng, augmentation(site.plan))
-    optimizer = sgd(net.parameters(), site)
+    optimizer = sgd(site, net)
     with lasting_momentum(net, optimizer, site, site.hyper(Hyper).choices().keep_momentum):
         loss = train_batches(batches, lambda b: cross_entropy(net(b.x), b.y), optimizer, training.precision)
     return Trained(model=weights_of(net), samples=len(site.train), loss=loss)

@@ -225,7 +225,7 @@ def distil(
         x, p, weights = mixed(batch.x, lesson.probabilities[place], lesson.weights[place], choices, generator)
         return kl_divergence(p.to(home.device), net(x), weights.to(home.device))  # Eq. (5)
 
-    optimizer = sgd(net.parameters(), home)
+    optimizer = sgd(home, net)
     with lasting_momentum(net, optimizer, home, choices.keep_momentum):
         loss = train_batches(home.train.along(order, training.batch_size), loss_of, optimizer, training.precision)
     return weights_of(net), loss
@@ -263,7 +263,7 @@ def align(
     """The aggregated model after one pass over `samples` that minimises BatchNorm MMD, and its mean loss."""
     training = home.plan.training
     net = cast(Network, with_weights(plain_network(home.plan), model, home.device)).train(hyper.mmd_mode == "train")
-    optimizer = sgd(net.parameters(), home)
+    optimizer = sgd(home, net)
     for group in optimizer.param_groups:
         group["lr"] *= hyper.mmd_rate
 

@@ -15,7 +15,7 @@ from fedshift.federation.kinds import Weights
 from fedshift.federation.plan import Plan
 from fedshift.federation.site import Site
 from fedshift.nn.archs import build_network
-from fedshift.nn.network import Network
+from fedshift.nn.network import Backbone, Network
 from fedshift.nn.statistics import freeze_norms
 
 B = TypeVar("B")
@@ -54,11 +54,22 @@ def augmentation(plan: Plan) -> PairAugment | None:
     return lambda x, y, generator: (augment(x, generator), y)
 
 
-def sgd(parameters: Iterable[Tensor], site: Site) -> torch.optim.Optimizer:
-    """Fresh SGD at the round's learning rate."""
+def sgd(site: Site, *modules: nn.Module) -> torch.optim.Optimizer:
+    """Fresh SGD at the round's learning rate, and at its share of it for backbones."""
     training = site.plan.training
+    parts = [part for module in modules for part in module.modules() if isinstance(part, Backbone)]
+    in_backbones = {parameter for part in parts for parameter in part.parameters()}
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    groups = [
+        {"params": [p for p in parameters if p in in_backbones], "lr": site.lr * training.backbone_lr_factor},
+        {"params": [p for p in parameters if p not in in_backbones], "lr": site.lr},
+    ]
     return torch.optim.SGD(
-        parameters, lr=site.lr, momentum=training.momentum, weight_decay=training.weight_decay, fused=True
+        [group for group in groups if group["params"]],
+        lr=site.lr,
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
+        fused=True,
     )
 
 

@@ -61,7 +61,7 @@ def train_source(site: Labelled, model: Weights, epochs: float, rng: Rng) -> Tra
     hyper, training = site.hyper(Hyper), site.plan.training
     net = with_weights(plain_network(site.plan), model, site.device).train()
     batches = site.train.batches(training.batch_size, rng, epochs, augmentation(site.plan))
-    optimizer, smoothing = sgd(net.parameters(), site), hyper.smoothing
+    optimizer, smoothing = sgd(site, net), hyper.smoothing
     loss = train_batches(
         batches, lambda b: cross_entropy(net(b.x), b.y, smoothing=smoothing), optimizer, training.precision
     )  # Eq. (2)
@@ -95,7 +95,7 @@ def adapt(home: Unlabelled, model: Weights, source: str, rng: Rng) -> Adapted | 
 
     augment = build_augment(training.augment) if training.augment else None
     batches = home.train.batches(training.batch_size, rng.child(source), training.local_epochs, augment)
-    loss = train_batches(batches, loss_of, sgd(net.backbone.parameters(), home), training.precision)
+    loss = train_batches(batches, loss_of, sgd(home, net.backbone), training.precision)
     return Adapted(weights_of(net), loss)
 
 

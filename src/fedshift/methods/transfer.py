@@ -89,7 +89,7 @@ def train_dan(site: WithSource, model: Weights, rng: Rng) -> Trained:
     def gap(source: Tensor, target: Tensor, progress: float) -> Tensor:
         return mmd(_rows(source, generator), _rows(target, generator))
 
-    return _train(site, net, sgd(net.parameters(), site), gap, hyper.weight, rng)
+    return _train(site, net, sgd(site, net), gap, hyper.weight, rng)
 
 
 @step
@@ -106,7 +106,7 @@ def train_dann(site: WithSource, model: Weights, rng: Rng) -> Trained:
         verdicts = [judge(reverse_gradient(_rows(part, generator), strength)) for part in (source, target)]
         return domain_loss(*verdicts)
 
-    trained = _train(site, net, sgd([*net.parameters(), *judge.parameters()], site), gap, hyper.weight, rng)
+    trained = _train(site, net, sgd(site, net, judge), gap, hyper.weight, rng)
     site.store.save(DISCRIMINATOR, weights_of(judge), site.round)
     return trained
 

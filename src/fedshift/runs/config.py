@@ -52,6 +52,7 @@ class RunConfig(BaseModel):
     batch_size: int | None = Field(None, ge=1)
     lr: float | None = Field(None, gt=0)
     lr_min: float | None = Field(None, ge=0)
+    backbone_lr_factor: float = Field(1.0, gt=0)
     momentum: float | None = Field(None, ge=0, lt=1)
     weight_decay: float | None = Field(None, ge=0)
     local_epochs: float | None = Field(None, gt=0)

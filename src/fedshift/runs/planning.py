@@ -217,6 +217,7 @@ def _plan(config: RunConfig, dataset: Dataset, roles: Roles) -> Plan:
         schedule=config.schedule,
         precision=config.precision,
         augment=config.augment,
+        backbone_lr_factor=config.backbone_lr_factor,
     )
     plan = Plan(
         version=__version__,
