@@ -179,9 +179,14 @@ def test_before_anyone_has_trained_the_judges_are_the_common_classifier_or_nobod
         assert set(fed.asked[1]["coral"]["frozen"]) == {"amber", "blue"}
 
 
-def test_judges_that_never_come_are_refused() -> None:
-    with pytest.raises(ValueError, match="first_judges=none needs iterate=true"):
-        Hyper(first_judges="none", iterate=False)
+@pytest.mark.parametrize("judges", ["initial", "none"])
+def test_without_iteration_the_common_classifier_judges_for_good(judges: Any, base: Network) -> None:
+    fed: Any = Scripted(answers(base, {(site, number): 1.0 for site in SITES for number in (1, 2)}))
+    method = Copa(Hyper(first_judges=judges, iterate=False))
+    method.round(method.round(method.init(base, fed), fed), fed)
+    for asked in fed.asked:
+        assert set(asked["amber"]["frozen"]) == {"blue", "coral"}
+        assert torch.equal(asked["amber"]["frozen"]["blue"]["weight"], base.head.weight)  # type: ignore[arg-type]
 
 
 # --- Prediction -----------------------------------------------------------------------------------------------------

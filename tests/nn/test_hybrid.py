@@ -13,6 +13,7 @@ from fedshift.errors import InputError
 from fedshift.functional.norms import Part, mixed_norm
 from fedshift.nn.archs import build_network
 from fedshift.nn.hybrid import HalfInstanceNorm, HybridNorm, InstanceNorm, convert_norms
+from fedshift.nn.statistics import STATISTICS, freeze_norms
 
 BATCH_ONLY = torch.tensor([60.0, -60.0])
 INSTANCE_ONLY = torch.tensor([-60.0, 60.0])
@@ -275,6 +276,24 @@ def test_instance_norm_takes_over_scale_and_shift() -> None:
     convert_norms(built.backbone, "in")
     assert layers_of(built.backbone, InstanceNorm) == [f"block{number}.norm" for number in (1, 2, 3, 4)]
     assert torch.equal(built.backbone.state_dict()["block2.norm.weight"], weight)
+
+
+@pytest.mark.parametrize("variant", ["hbin", "switch", "ibn-a"])
+def test_what_replaces_a_frozen_norm_is_frozen(variant: Any) -> None:
+    """In training it gives what it gives in evaluation, and remembers nothing new; its own numbers still learn."""
+    net = build_network("digits-copa", (3, 16, 16), 3, 0)
+    freeze_norms(net)
+    convert_norms(net.backbone, variant, "all")
+    x = torch.rand(4, 3, 16, 16)
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    expected = net.eval()(x)
+    found = net.train()(x)
+    assert torch.equal(found, expected)
+    found.square().sum().backward()
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+    changed = {key for key, value in net.state_dict().items() if not torch.equal(value, before[key])}
+    statistics = {key for key in before if key.endswith((*STATISTICS, "num_batches_tracked"))}
+    assert statistics and changed == set(before) - statistics
 
 
 def test_ibn_a_takes_the_first_norm_of_each_block_but_not_the_last_stage() -> None:

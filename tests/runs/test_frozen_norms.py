@@ -23,7 +23,7 @@ def test_statistics_stay_those_of_the_initial_weights(method: str, tiny_data: Pa
             start[key] = value + torch.rand(value.shape, generator=torch.Generator().manual_seed(1))
     save_file(start, tmp_path / "start.safetensors")
     keys = {"method": method, "data_dir": tiny_data, "target": "dim", "arch": "digits-copa", "rounds": 1, "workers": 0}
-    own = {"csac": {"acquisition_epochs": 1}, "copa": {"norm": "bn"}}.get(method, {})
+    own = {"csac": {"acquisition_epochs": 1}}.get(method, {})
     weights = {"weights": str(tmp_path / "start.safetensors"), "freeze_norm": True, "batch_size": 8, method: own}
     results = run(make_config({**keys, **weights}), tmp_path / "run")
     assert results["flops_client"] > 0

@@ -50,10 +50,12 @@ MODELS = {"mini": Options(10), "paper": Options(50)}
 TRAINING = (
     "arch",
     "weights",
+    "freeze_norm",
     "image_size",
     "train_per_site",
     "batch_size",
     "lr",
+    "backbone_lr_factor",
     "momentum",
     "weight_decay",
     "local_epochs",

@@ -259,18 +259,19 @@ PHOTOS = Recipe(
 FROZEN_PHOTOS = replace(
     PHOTOS.but(
         {
-            # Its loss adds up a cross-entropy for each source: three of them diverge at 0.001.
-            "copa": {"lr": 0.0003, "copa": {"norm_where": "first-stage"}},
+            # Untrained judges have nothing to teach a pre-trained extractor, and there are few rounds.
+            "copa": {"copa": {"norm_where": "first-stage", "first_judges": "none"}},
             # After so few steps local models are no models to align with; the paper's 0.6 is for thousands.
             "csac": {"rounds": 4, "csac": {"acquisition_epochs": 1.0, "calibration_epochs": 1.0, "lambda": 0.1}},
         },
         freeze_norm=True,
-        lr=0.0005,
+        lr=0.002,
+        backbone_lr_factor=0.1,
         momentum=0.9,
         weight_decay=5e-4,
         schedule="cosine",
     ),
-    names={"large": "mobilenet_v2", "small": "efficientnet_lite0", "small_lr": 0.0005},
+    names={"large": "mobilenet_v2", "small": "efficientnet_lite0", "small_lr": 0.002},
 )
 """The same where nobody adapts: methods that do may work with the statistics of BatchNorm layers, and all others are
 better off with those of ImageNet."""

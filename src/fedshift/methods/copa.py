@@ -212,14 +212,16 @@ def train_locally(state: State, fed: Federation, hyper: Hyper, work: Step[T]) ->
 
 
 def frozen_for(site: str, state: State, hyper: Hyper) -> dict[str, Weights]:
-    """{C'_j}, j != i, as last broadcast: before anyone has trained, and without iteration for good, what all start
-    from (or nothing: first_judges). A domain that never trained is left out later: an untrained classifier has nothing
-    to say."""
+    """{C'_j}, j != i, as last broadcast: without iteration what all start from, and before anyone has trained that or
+    nothing. A domain that never trained is left out later: an untrained classifier has nothing to say."""
     if hyper.collaboration != "frozen":
         return {}
     others = [other for other in state.heads if other != site]
-    if not hyper.iterate or not any(state.trained.values()):
-        return dict.fromkeys(others, state.first_head) if hyper.first_judges == "initial" else {}
+    is_first = not any(state.trained.values())
+    if is_first and hyper.iterate and hyper.first_judges == "none":
+        return {}
+    if is_first or not hyper.iterate:
+        return dict.fromkeys(others, state.first_head)
     return {other: state.heads[other] for other in others if state.trained[other]}
 
 

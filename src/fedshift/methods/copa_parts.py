@@ -47,7 +47,8 @@ class Hyper:
     """The other domains' frozen classifiers, nothing, augmented copies for the own classifier, or consistency of the
     others' with the own (Fig. 2)."""
     first_judges: Literal["initial", "none"] = "initial"
-    """Whose frozen classifiers judge in round 1, before anyone has trained one: what all start from, or nobody's."""
+    """Whose frozen classifiers judge in round 1, before anyone has heard of another: what all start from, or nobody's.
+    Without iteration it is always what all start from."""
     augment: bool = True
     """Whether the others see an augmented copy of the batch (RandAugment, Cutout)."""
     ops: int = 2
@@ -72,8 +73,6 @@ class Hyper:
             raise ValueError(f"noise must be 0 or more, not {self.noise}")
         if self.collaboration == "consistency" and not self.iterate:
             raise ValueError("collaboration=consistency trains all classifiers together and needs iterate=true")
-        if self.first_judges == "none" and not self.iterate:
-            raise ValueError("first_judges=none needs iterate=true: without it nobody ever hears of another classifier")
         if self.collaboration == "enlarge" and not self.augment:
             raise ValueError("collaboration=enlarge adds augmented copies and needs augment=true")
 

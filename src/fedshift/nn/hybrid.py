@@ -21,6 +21,7 @@ from fedshift.nn.efficientnet import MBConv
 from fedshift.nn.mobilenet import InvertedResidual
 from fedshift.nn.network import Backbone
 from fedshift.nn.resnet import BasicBlock, Bottleneck
+from fedshift.nn.statistics import Frozen
 
 Variant = Literal["hbin", "bn", "in", "ibn-a", "ibn-b", "switch"]
 Where = Literal["auto", "all", "first-stage", "after-every-conv"]
@@ -73,6 +74,10 @@ class HybridNorm(nn.Module):
         self.running_var.lerp_(var[0] * (count / max(count - 1, 1)), self.momentum)  # unbiased, as BatchNorm has it
 
 
+class FrozenHybridNorm(Frozen, HybridNorm):
+    """Its batch part is always the running statistics."""
+
+
 class InstanceNorm(nn.Module):
     """Each sample's channels by their own statistics, `(B, E, H, W)` to `(B, E, H, W)`.
 
@@ -99,11 +104,13 @@ def _as_maps(x: Tensor) -> Tensor:
 class HalfInstanceNorm(nn.Module):
     """IBN-a: instance normalisation for the first half of the channels, batch normalisation for the rest."""
 
-    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+    def __init__(
+        self, channels: int, eps: float = 1e-5, momentum: float = 0.1, kind: type[nn.BatchNorm2d] = nn.BatchNorm2d
+    ) -> None:
         super().__init__()
         self.first = channels // 2
         self.instance = InstanceNorm(self.first, eps)
-        self.batch = nn.BatchNorm2d(channels - self.first, eps, momentum)
+        self.batch = kind(channels - self.first, eps, momentum)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([self.instance(x[:, : self.first]), self.batch(x[:, self.first :])], dim=1)
@@ -115,7 +122,8 @@ def convert_norms(backbone: Backbone, variant: Variant, where: Where = "auto") -
     `all` replaces every one, `first-stage` the first one and those of the first stage, `after-every-conv` every one
     after giving one to each convolution that has none; `auto` is `all` where there are any, else `after-every-conv`.
     New layers take over scale, shift, running statistics, eps and momentum of the old, so a pre-trained net stays
-    one. Normalisation of vectors stays: within one sample a single number has nothing to be normalised by.
+    one; those of a frozen one are frozen. Normalisation of vectors stays: within one sample a single number has
+    nothing to be normalised by.
 
     `ibn-a` leaves out the last stage and, in nets with residual blocks, all but the first norm of each block. `ibn-b`
     makes the first norm an instance norm and puts one behind each of the first two stages (`first-stage`: the first).
@@ -196,7 +204,8 @@ def _is_inside(name: str, module: str) -> bool:
 
 
 def _hybrid_of(norm: nn.BatchNorm2d, with_layer: bool) -> HybridNorm:
-    new = HybridNorm(norm.num_features, norm.eps, _momentum(norm), with_layer)
+    kind = FrozenHybridNorm if isinstance(norm, Frozen) else HybridNorm
+    new = kind(norm.num_features, norm.eps, _momentum(norm), with_layer)
     new.load_state_dict(norm.state_dict(), strict=False)  # all but the logits, which start even
     return new
 
@@ -208,7 +217,7 @@ def _instance_of(norm: nn.BatchNorm2d) -> InstanceNorm:
 
 
 def _half_of(norm: nn.BatchNorm2d) -> HalfInstanceNorm:
-    new = HalfInstanceNorm(norm.num_features, norm.eps, _momentum(norm))
+    new = HalfInstanceNorm(norm.num_features, norm.eps, _momentum(norm), type(norm))
     state = norm.state_dict()
     new.instance.load_state_dict({key: state[key][: new.first] for key in ("weight", "bias")})
     new.batch.load_state_dict({key: value[new.first :] if value.ndim else value for key, value in state.items()})

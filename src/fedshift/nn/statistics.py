@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Self
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedshift.nn.taps import norm_layers
 
@@ -56,18 +55,18 @@ def forgetting(module: nn.Module) -> Iterator[None]:
             layer.momentum = momentum
 
 
-class _Frozen(_BatchNorm):
-    """What it remembers never changes, and neither does how it normalises."""
+class Frozen(nn.Module):
+    """What such a norm remembers never changes, and it normalises by that in training too."""
 
     def train(self, mode: bool = True) -> Self:
         return super().train(False)
 
 
-class FrozenBatchNorm1d(_Frozen, nn.BatchNorm1d):
+class FrozenBatchNorm1d(Frozen, nn.BatchNorm1d):
     """For vectors."""
 
 
-class FrozenBatchNorm2d(_Frozen, nn.BatchNorm2d):
+class FrozenBatchNorm2d(Frozen, nn.BatchNorm2d):
     """For maps."""
 
 
