@@ -165,3 +165,14 @@ def test_schedules_by_hand() -> None:
     assert training("cosine").lr_at(6) == pytest.approx(0.05)
     assert training("cosine", 0.02).lr_at(6) == pytest.approx(0.06)
     assert [training("step:4:0.1").lr_at(r) for r in (1, 4, 5, 9)] == pytest.approx([0.1, 0.1, 0.01, 0.001])
+
+
+def test_what_is_chosen_leaves_out_every_default() -> None:
+    """So that new keys, common or a method's own, do not rename the runs of before."""
+    given = {"method": "csac", "dataset": "digits", "lr": 0.02, "csac": {"lambda": 0.1, "smoothing": 0.1}}
+    assert make_config(given).chosen() == {
+        "method": "csac",
+        "dataset": "digits",
+        "lr": 0.02,
+        "csac": {"lambda_": 0.1},
+    }

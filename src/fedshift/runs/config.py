@@ -90,10 +90,11 @@ class RunConfig(BaseModel):
         return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
     def chosen(self) -> dict[str, Any]:
-        """What is not as it is by default, and the method's own keys: the same for equal runs, also when fedshift gets
-        more keys."""
+        """What is not as it is by default: the same for equal runs, also when fedshift or the method gets more keys."""
         values = self.model_dump(mode="json", exclude_defaults=True)
-        return {**codec.plain(values), "method": self.method, self.method: codec.plain(self.hyper)}
+        usual = _check_hyper(self.method, {})
+        own = {key: value for key, value in self.hyper.items() if value != usual[key]}
+        return {**codec.plain(values), "method": self.method, self.method: codec.plain(own)}
 
 
 DEFAULTS: dict[str, Any] = {
