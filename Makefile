@@ -1,42 +1,56 @@
-# Either command works first on a fresh clone: both install what they need into .venv.
+# Every command works first on a fresh clone: it installs what it needs into .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+BASE := $(VENV)/.installed
+FULL := $(VENV)/.installed-with-extras
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Workers (their number: tests/conftest.py) have one thread each, or they would slow each other down.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadgroup
+# pytest keeps compiled test modules for the next run, even where the environment says that Python should not.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench docs clean
+.PHONY: help setup demo test test-all lint format bench docs clean
 
 help: ## show this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
 
-$(STAMP): pyproject.toml constraints.txt
+$(BASE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[pretrained,tensorboard,mlflow,nvflare,docs,dev]"
+	$(INSTALL) -e .
 	touch $@
 
-setup: $(STAMP) ## install everything into .venv
+$(FULL): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) -e ".[pretrained,tensorboard,mlflow,nvflare,docs,dev]"
+	touch $(BASE) $@
 
-demo: $(STAMP) ## train on built-in data, print a table, write runs/demo/report.html
+setup: $(FULL) ## install everything into .venv
+
+demo: $(BASE) ## train on built-in data, print a table, write runs/demo/report.html
 	$(BIN)/fedshift demo
 
-test: $(STAMP) ## run all tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadgroup
+test: $(FULL) ## run the tests, without those marked slow
+	$(PYTEST) -m "not slow"
 
-lint: $(STAMP) ## ruff, formatting, mypy --strict, import direction
+test-all: $(FULL) ## run all tests
+	$(PYTEST)
+
+lint: $(FULL) ## ruff, formatting, mypy --strict, import direction
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/test_architecture.py
 
-format: $(STAMP) ## let ruff fix and format
+format: $(FULL) ## let ruff fix and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## benchmarks, as ratios within one run
+bench: $(FULL) ## benchmarks, as ratios within one run
 	for file in benchmarks/[a-z]*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$file || exit 1; done
 
-docs: $(STAMP) ## build the documentation into site/
+docs: $(FULL) ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 clean: ## remove everything that was generated

@@ -1,4 +1,4 @@
-"""What keeping freed memory saves: seconds of processor time a training step, without and with it, in fresh processes.
+"""Processor time per training step, with and without keeping freed memory, in fresh processes.
 
 Run: python benchmarks/allocator.py [--arch digits-copa] [--batch 64] [--steps 20] [--repeats 5]
 """
@@ -54,7 +54,7 @@ def main() -> None:
     pairs = [(measured("plain"), measured("kept")) for _ in range(options.repeats)]
     plain, kept = (statistics.median(times) for times in zip(*pairs, strict=True))
     ratio = statistics.median(kept / plain for plain, kept in pairs)
-    print(f"{options.arch}, batch {options.batch}: {plain * 1e3:.0f} ms a step, {kept * 1e3:.0f} ms when kept")
+    print(f"{options.arch}, batch {options.batch}: {plain * 1e3:.0f} ms per step, {kept * 1e3:.0f} ms when kept")
     print(f"ratio {ratio:.2f}")
 
 

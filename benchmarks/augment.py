@@ -1,6 +1,6 @@
-"""Time of RandAugment on a batch against Pillow's operations in a loop, with one thread: ratios of one run.
+"""Time of RandAugment on a batch, relative to a loop over Pillow's operations, with one thread.
 
-python benchmarks/augment.py
+Run: python benchmarks/augment.py
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PILLOW: tuple[Callable[[Image.Image, float], Image.Image], ...] = (
 
 
 def pillow_loop(images: NDArray[np.uint8], draws: random.Random) -> Tensor:
-    """Two operations on each of `(B, H, W, 3)` bytes, as the float `(B, 3, H, W)` a network needs."""
+    """Applies two operations to each image of `(B, H, W, 3)` bytes; returns floats `(B, 3, H, W)` for a network."""
     augmented = []
     for pixels in images:
         image = Image.fromarray(pixels)
@@ -57,7 +57,7 @@ def pillow_loop(images: NDArray[np.uint8], draws: random.Random) -> Tensor:
 
 
 def milliseconds(run: Callable[[], object]) -> float:
-    """Processor time of this thread, so that other programs on the machine count as little as possible."""
+    """Processor time of this thread in milliseconds, so that other programs matter as little as possible."""
     start = time.thread_time()
     run()
     return (time.thread_time() - start) * 1000
@@ -70,7 +70,7 @@ def main() -> None:
         x = torch.rand(batch, 3, side, side, generator=generator)
         images = (x * 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
         ours, theirs = [], []
-        for _ in range(REPEATS):  # alternating, so that both meet the same disturbances
+        for _ in range(REPEATS):  # alternating, so that other load affects both alike
             ours.append(milliseconds(lambda x=x: rand_augment(x, generator)) / batch)
             theirs.append(milliseconds(lambda images=images: pillow_loop(images, draws)) / batch)
         ours_median, theirs_median = float(np.median(ours)), float(np.median(theirs))

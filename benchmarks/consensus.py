@@ -1,7 +1,7 @@
-"""Knowledge vote and consensus focus against a plain loop over samples and teachers: ratios of one run, one thread.
+"""Time of knowledge vote and consensus focus, relative to a plain loop over samples and teachers, with one thread.
 
-The loop takes one sample after the other and votes again without each teacher, so that its cost grows with the square
-of the number of teachers. It gets few samples; both are compared by the time a sample takes.
+For each sample, the loop votes again without each teacher, so its cost grows with the square of the number of teachers.
+It gets fewer samples; both are compared by the time per sample.
 
 Run: python benchmarks/consensus.py
 """
@@ -22,9 +22,9 @@ CLASSES = (10, 345)
 RULE = Rule(gate=0.9)
 REPEATS = 5
 NUMBERS = 2_000_000
-"""Probabilities in a measurement: as many samples as make up this many."""
+"""Probabilities per measurement, which sets the number of samples."""
 LOOP_SECONDS = 0.6
-"""About how long the loop may take for one case."""
+"""Seconds that the loop may take for one case, approximately."""
 
 
 def looped_vote(opinions: Tensor) -> tuple[Tensor, float]:
@@ -39,7 +39,7 @@ def looped_vote(opinions: Tensor) -> tuple[Tensor, float]:
 
 
 def looped_focus(opinions: Tensor) -> list[float]:
-    """Each teacher's part in n_p max p of one sample."""
+    """Each teacher's contribution to n_p max p of one sample."""
 
     def quality(members: Tensor) -> float:
         p, weight = looped_vote(members)
@@ -50,7 +50,7 @@ def looped_focus(opinions: Tensor) -> list[float]:
 
 
 def made_up(teachers: int, samples: int, classes: int) -> Tensor:
-    """Teachers that are mostly sure and mostly right, `(K, N, C)`."""
+    """Probabilities of teachers that are mostly confident and mostly right, `(K, N, C)`."""
     generator = torch.Generator().manual_seed(teachers * classes)
     truth = torch.nn.functional.one_hot(torch.randint(classes, (samples,), generator=generator), classes)
     noise = torch.randn(teachers, samples, classes, generator=generator)
@@ -58,14 +58,14 @@ def made_up(teachers: int, samples: int, classes: int) -> Tensor:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Of this thread's own work: other programs on the machine do not count."""
+    """Processor time of this thread: other programs do not count."""
     started = time.thread_time()
     work()
     return time.thread_time() - started
 
 
 def loop_seconds(q: Tensor) -> tuple[float, float]:
-    """Seconds a sample of a vote and of a focus, sample after sample until the time is up."""
+    """Seconds per sample of a vote and of a focus, for as many samples as fit into `LOOP_SECONDS`."""
     votes, focuses, used = [], [], 0.0
     for x in range(q.shape[1]):
         votes.append(seconds(lambda x=x: looped_vote(q[:, x])))
@@ -78,7 +78,7 @@ def loop_seconds(q: Tensor) -> tuple[float, float]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    print("classes teachers   vote us  x loop   focus us  x loop   focus us a teacher (a sample)")
+    print("classes teachers   vote us  x loop   focus us  x loop   focus us per teacher (per sample)")
     for classes in CLASSES:
         for teachers in TEACHERS:
             samples = NUMBERS // (teachers * classes)

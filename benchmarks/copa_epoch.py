@@ -1,6 +1,6 @@
-"""What an epoch of COPA costs a site, in epochs of FedAvg: RandAugment, two passes, hybrid norms, frozen classifiers.
+"""Time of an epoch of COPA at a site (RandAugment, two passes, hybrid norms, frozen classifiers) relative to FedAvg.
 
-Both train the same site with the same net and batches, in turn, so that a busy machine slows down both alike.
+Both train the same site with the same net and batches, in turn, so that other load affects both alike.
 Run: python benchmarks/copa_epoch.py [--arch digits-copa] [--samples 600] [--repeats 7]
 """
 
@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.federation.federation import Federation
-from fedshift.methods import averaging, copa, find_method
+from fedshift.methods import averaging, find_method
+from fedshift.methods.copa import copa
 from fedshift.runs import planning
 from fedshift.runs.config import make_config
 
 
 def open_federation(method: str, arch: str, samples: int, folder: Path) -> tuple[Any, Federation]:
-    """The state of `method` before round 1, and a federation to ask."""
+    """The state of `method` before round 1, and its federation."""
     config = make_config(
         {
             "method": method,
@@ -42,7 +43,7 @@ def open_federation(method: str, arch: str, samples: int, folder: Path) -> tuple
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Of this process's own work: other processes on the machine do not count."""
+    """Processor time of this process: other processes do not count."""
     started = time.process_time()
     work()
     return time.process_time() - started
@@ -75,7 +76,7 @@ def main() -> None:
     fedavg_seconds, copa_seconds = (statistics.median(times) for times in zip(*pairs, strict=True))
     ratio = statistics.median(copa / fedavg for fedavg, copa in pairs)
     print(f"{options.arch}, {options.samples} images, {len(others)} frozen classifiers")
-    print(f"FedAvg {fedavg_seconds:.2f} s, COPA {copa_seconds:.2f} s of processor time an epoch; ratio {ratio:.2f}")
+    print(f"FedAvg {fedavg_seconds:.2f} s, COPA {copa_seconds:.2f} s of processor time per epoch; ratio {ratio:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What an epoch of CSAC's calibration costs, in epochs of FedAvg on the same network, images and batches.
+"""Time of an epoch of CSAC's calibration, relative to FedAvg on the same network, images and batches.
 
-    python benchmarks/csac_epoch.py [--epochs 10] [--repeats 3] [--only digits-csac]
+Run: python benchmarks/csac_epoch.py [--epochs 10] [--repeats 3] [--only digits-csac]
 
 Both steps are run as a site runs them, in turn, on one thread; seconds are those of the processor, which other work on
 the machine disturbs least. The whole step counts: building networks, reading the site's store, writing it back.
@@ -47,7 +47,7 @@ CASES = (
 
 
 def make_site(case: Case, epochs: float, hyper: csac.Hyper, folder: Path) -> Labelled:
-    """A site with random images: what they show does not matter for time."""
+    """A site with random images: their content does not affect the time."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (case.samples, case.side, case.side, 3), dtype=np.uint8)
     split = Split(images, rng.integers(0, len(CLASSES), case.samples))
@@ -79,7 +79,7 @@ def make_site(case: Case, epochs: float, hyper: csac.Hyper, folder: Path) -> Lab
 
 
 def measure(case: Case, epochs: float, repeats: int, **keys: Any) -> tuple[float, list[float]]:
-    """Seconds of a FedAvg epoch, and the ratio of a calibration epoch to it, once a repeat."""
+    """Seconds of a FedAvg epoch, and the ratio of a calibration epoch to it, per repeat."""
     hyper = csac.Hyper(acquisition_epochs=0.1, calibration_epochs=epochs, **keys)
     with tempfile.TemporaryDirectory() as folder:
         site = make_site(case, epochs, hyper, Path(folder))
@@ -101,7 +101,7 @@ def _seconds(work: Callable[[], Any]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=float, default=10, help="epochs a step, for both methods")
+    parser.add_argument("--epochs", type=float, default=10, help="epochs per step, for both methods")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", default="", help="one architecture")
     parser.add_argument("--channels", type=int, default=None, help="csac.channels")

@@ -1,4 +1,4 @@
-"""What the federation costs: a FedAvg round through the whole protocol over a plain PyTorch loop doing the same steps.
+"""Overhead of the federation: a FedAvg round through the whole protocol, relative to a plain PyTorch loop.
 
 Both train the same network on the same batches in one process with one thread; they take turns, and the ratio of
 medians is printed. Aim: at most 1.05.
@@ -26,7 +26,7 @@ from fedshift.runs.planning import base_network, open_federation, prepare
 
 REPEATS = 8
 IMAGES = 400
-"""Training images a site."""
+"""Training images per site."""
 
 
 def plain_round(state: State, fed: Federation, sites: dict[str, Labelled]) -> State:
@@ -68,7 +68,7 @@ def compare(arch: str, folder: Path) -> None:
             seconds[name].append(time.process_time() - started)
     plain, federated = (statistics.median(seconds[name]) for name in ("plain", "federated"))
     print(
-        f"fedavg_overhead {arch}: plain {plain:.2f} s, federated {federated:.2f} s a round,"
+        f"fedavg_overhead {arch}: plain {plain:.2f} s, federated {federated:.2f} s per round,"
         f" ratio {federated / plain:.3f}, same weights: {same}"
     )
 

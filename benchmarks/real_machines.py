@@ -1,6 +1,6 @@
-"""What real machines cost: the same questions over mutual TLS as in worker processes of one machine.
+"""Overhead of real machines: the same requests over mutual TLS and in worker processes of one machine.
 
-A server and four sites on 127.0.0.1. Printed: seconds for an empty question and one that carries a 45 MB model there
+A server and four sites on 127.0.0.1. Printed: seconds for an empty request and for one that carries a 45 MB model there
 and back (ResNet-18, one batch of eight 32-pixel images of training in between), over both engines; bytes through the
 server's port against payload; memory of every kind of process; how long a killed worker and a killed site stay away.
 """
@@ -30,7 +30,7 @@ from fedshift.federation.handshake import introduce
 from fedshift.methods.averaging import train
 from fedshift.methods.local import weights_of
 from fedshift.runs.config import make_config
-from fedshift.runs.machines import line_to_sites
+from fedshift.runs.engines import connect_nvflare
 from fedshift.runs.planning import base_network, open_federation, prepare
 
 SITES = ("east", "north", "south", "west")
@@ -38,7 +38,7 @@ REPEATS = 5
 
 
 class Proxy:
-    """Between sites and server: counts bytes, and passes TLS on as it is."""
+    """A proxy between sites and server that counts bytes and forwards TLS unchanged."""
 
     def __init__(self, server: int) -> None:
         self.server, self.bytes = server, 0
@@ -68,7 +68,7 @@ class Proxy:
 
 
 class Machines:
-    """The processes, started with the commands that a user has."""
+    """The processes, started with the same commands as a user's."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.running = root, {}
@@ -96,7 +96,7 @@ class Machines:
         return [process, *process.children(recursive=True)]
 
     def megabytes(self, name: str, word: str) -> float:
-        """Memory of the process of `name` whose command has `word`."""
+        """Memory in MB of the process of `name` whose command contains `word`."""
         found = [p for p in self.tree(name) if any(word in part for part in p.cmdline())]
         return max((p.memory_info().rss for p in found), default=0) / 1e6
 
@@ -167,9 +167,9 @@ def remote_run(machines: Machines, keys: dict[str, object], model: object, here:
     while not _answers(Coordinator.read(machines.coordinator).port):
         time.sleep(0.2)
     started = time.perf_counter()
-    with line_to_sites(config, "0" * 16) as remote:
+    with connect_nvflare(config, "0" * 16, print) as sites:
         print(f"real_machines: {time.perf_counter() - started:.1f} s from starting sites and submitting to surveyed")
-        fed = open_federation(prepare(config, remote.dataset), Path(), remote=remote)
+        fed = open_federation(prepare(config, sites.dataset), Path(), sites=sites)
         there = questions(fed, model, lambda: machines.proxy.bytes)
         print(
             f"real_machines: empty question {there['empty']:.2f} s (one machine {here['empty']:.2f} s),"
@@ -182,14 +182,14 @@ def remote_run(machines: Machines, keys: dict[str, object], model: object, here:
             "server's job": ("server", "runner_process"),
             "site": ("north", "client_train"),
             "site's job": ("north", "client.worker_process"),
-            "site's worker": ("north", "engines.worker"),
+            "site's worker": ("north", "runs.worker"),
         }
         sizes = {kind: round(machines.megabytes(*where)) for kind, where in kinds.items()}
         print(
             f"real_machines: memory in MB {json.dumps(sizes)}, this run {psutil.Process().memory_info().rss / 1e6:.0f}"
         )
 
-        worker = next(p for p in machines.tree("north") if any("engines.worker" in part for part in p.cmdline()))
+        worker = next(p for p in machines.tree("north") if any("runs.worker" in part for part in p.cmdline()))
         worker.kill()
         missing = fed.ask(SITES, introduce, rewind_to=0).missing
         started = time.perf_counter()

@@ -1,13 +1,13 @@
-"""Finished runs to records, records to the tables of the documentation.
+"""Collects finished runs as records, and writes records as tables into the documentation.
 
 python results/tables.py collect results/real-digits.jsonl COPA runs/copa-*
 python results/tables.py keep runs/bench/records.jsonl
 python results/tables.py write docs/results.md
 
-`collect` appends runs under a row's name, without the paths they lay in; a run that the file already has is left out.
-`keep` puts the trainings of small suites into results/suites.jsonl: of every suite whose trainings are all there.
-`write` puts tables where a page says `<!-- table FILE minus ROW -->` or `<!-- suite NAME -->`, up to `<!-- end -->`;
-`<!-- rules NAME -->` is what rules that choose a round would have made of a suite's runs.
+`collect` appends runs as records of one row, without their paths. Runs that the file already has are left out.
+`keep` copies trainings of small suites into results/suites.jsonl, for every suite whose trainings are all there.
+`write` fills in the tables of a page: it replaces what stands between `<!-- table FILE minus ROW -->` or
+`<!-- suite NAME -->` and `<!-- end -->`. `<!-- rules NAME -->` compares rules that choose a round on a suite's runs.
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedshift.bench.experiment import Experiment, make_tables, mini_jobs
-from fedshift.bench.places import named_place
+from fedshift.bench.grid import Experiment, make_tables, mini_jobs
+from fedshift.bench.papers import EXPERIMENTS
+from fedshift.bench.papers.selection import EXPERIMENT as SELECTION
+from fedshift.bench.papers.selection import split
+from fedshift.bench.recipes import named_workload
 from fedshift.bench.records import Record, append, read, read_run
-from fedshift.bench.rules import EXPERIMENT as SELECTION
-from fedshift.bench.rules import split
-from fedshift.bench.runner import placed
+from fedshift.bench.run import records_for_jobs
 from fedshift.bench.selection import rules_compared
-from fedshift.bench.sheets import Sheet
-from fedshift.bench.suite import Order
-from fedshift.bench.suites import EXPERIMENTS
-from fedshift.bench.tables import Table, make_table, markdown
+from fedshift.bench.suite import SuiteRequest
+from fedshift.bench.tables import Sheet, Table, make_table, markdown
 
 HERE = Path(__file__).parent
 SUITES = HERE / "suites.jsonl"
-OF_SUITES = {experiment.name: experiment for experiment in (*EXPERIMENTS, SELECTION)}
+EXPERIMENTS_BY_NAME = {experiment.name: experiment for experiment in (*EXPERIMENTS, SELECTION)}
 RULES = {"last": "Last round", "source_val": "Round chosen on source validation"}
 BOUNDS = ("Oracle", "DeepAll", "Fed-oracle", "Cent-MCD")
-PLACE = re.compile(r"(<!-- table (\S+?)(?: minus (.+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
-SUITE_PLACE = re.compile(r"(<!-- (suite|rules) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- table (\S+?)(?: minus (.+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
+SUITE_TABLE = re.compile(r"(<!-- (suite|rules) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def collect(path: Path, row: str, runs: list[Path]) -> None:
@@ -52,7 +51,7 @@ def collect(path: Path, row: str, runs: list[Path]) -> None:
 
 
 def by_client(record: Record) -> list[Record]:
-    """A multi-adapt run has a column for each client; any other run is in the one that it was collected for."""
+    """Splits a multi-adapt run into one record per client, each in its own column; other runs stay as they are."""
     if record.setting != "multi-adapt":
         return [record]
     return [
@@ -62,11 +61,11 @@ def by_client(record: Record) -> list[Record]:
 
 
 def keep(path: Path) -> None:
-    """Equal trainings are kept once, whatever suites they stand in."""
+    """Keeps equal trainings once, even if several suites share them."""
     found, known = read([path])[0], {record.job for record in read([SUITES])[0]}
-    for name, experiment in OF_SUITES.items():
+    for name, experiment in EXPERIMENTS_BY_NAME.items():
         jobs = mini_jobs(experiment)
-        records = {record.job: record for record in placed(found, jobs)}
+        records = {record.job: record for record in records_for_jobs(found, jobs)}
         missing = len({job.digest for job in jobs}) - len(records)
         print(name, "kept" if not missing else f"lacks {missing} trainings")
         for job, record in records.items() if not missing else ():
@@ -76,9 +75,9 @@ def keep(path: Path) -> None:
 
 
 def tables(path: Path, baseline: str | None) -> str:
-    """Markdown tables of a record file, one a rule."""
+    """Markdown tables of a record file, one per rule."""
     records, broken = read([path])
-    assert not broken, f"{path} has {broken} lines that are not whole"
+    assert not broken, f"{path} has {broken} broken lines"
     if not records:
         return ""
     records = sorted((part for record in records for part in by_client(record)), key=lambda record: record.column)
@@ -96,40 +95,40 @@ def tables(path: Path, baseline: str | None) -> str:
 
 
 def suite_tables(what: str, name: str) -> str:
-    """Markdown tables of a small suite, from the trainings that its recipe names today and from no others."""
-    experiment = OF_SUITES[name]
+    """Markdown tables of a small suite, from the trainings of its current recipe only."""
+    experiment = EXPERIMENTS_BY_NAME[name]
     jobs = mini_jobs(experiment)
-    records = placed(read([SUITES])[0], jobs)
+    records = records_for_jobs(read([SUITES])[0], jobs)
     assert len(records) == len(jobs), f"{SUITES.name} lacks {len(jobs) - len(records)} trainings of {name}"
     if what == "rules" or experiment is SELECTION:
         return f"\n{markdown(rules_compared(*split(records)))}\n"
     if not experiment.tables:
         return "".join(f"\n{markdown(sheet)}\n" for sheet in sheets(experiment, records))
-    return by_rule(list(make_tables(experiment, named_place(experiment.mini, None), records, "mini")))
+    return by_rule(list(make_tables(experiment, named_workload(experiment.mini, None), records, "mini")))
 
 
 def sheets(experiment: Experiment, records: Sequence[Record]) -> Sequence[Sheet]:
     assert experiment.draw is not None
     with tempfile.TemporaryDirectory() as folder:  # for its pictures
-        return experiment.draw(records, Order("mini", Path(folder), Path(folder)))[0]
+        return experiment.draw(records, SuiteRequest("mini", Path(folder), Path(folder)))[0]
 
 
 def by_rule(found: Sequence[Table]) -> str:
-    """A table a rule; one for both rules where they chose the same rounds."""
+    """One table per rule, or one for both rules if they chose the same rounds."""
     headings: dict[str, list[str]] = {}
-    for table, words in zip(found, RULES.values(), strict=True):
-        headings.setdefault(markdown(table), []).append(words)
+    for table, heading in zip(found, RULES.values(), strict=True):
+        headings.setdefault(markdown(table), []).append(heading)
     parts = []
-    for text, words in headings.items():
-        heading = words[0] if len(words) == 1 else f"{words[0]}, and {words[1][0].lower()}{words[1][1:]}"
+    for text, (first, *others) in headings.items():
+        heading = first + "".join(f", and {other[0].lower()}{other[1:]}" for other in others)
         parts.append(f"{heading}:\n\n{text}\n")
     return "\n" + "".join(parts)
 
 
 def written(page: str) -> str:
-    """`page` with its tables made anew."""
-    page = PLACE.sub(lambda m: m[1] + tables(HERE / m[2], m[3]) + m[4], page)
-    return SUITE_PLACE.sub(lambda m: m[1] + suite_tables(m[2], m[3]) + m[4], page)
+    """`page` with all tables up to date."""
+    page = TABLE.sub(lambda m: m[1] + tables(HERE / m[2], m[3]) + m[4], page)
+    return SUITE_TABLE.sub(lambda m: m[1] + suite_tables(m[2], m[3]) + m[4], page)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ from fedshift._version import __version__
 
 if TYPE_CHECKING:
     from fedshift.bench.api import benchmark
+    from fedshift.registry import allow_import
     from fedshift.runs.api import Run, fit
 
-__all__ = ["Run", "__version__", "benchmark", "fit"]
+__all__ = ["Run", "__version__", "allow_import", "benchmark", "fit"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,4 +24,8 @@ def __getattr__(name: str) -> Any:
         from fedshift.bench.api import benchmark
 
         return benchmark
+    if name == "allow_import":
+        from fedshift.registry import allow_import
+
+        return allow_import
     raise AttributeError(f"module 'fedshift' has no attribute {name!r}")

@@ -16,6 +16,7 @@ CATALOGUE: dict[str, str] = {
     "data-layout": "A data folder has none of the layouts fedshift reads.",
     "data-checksum": "A downloaded or given file is not the one that was expected.",
     "unknown-name": "A method, data set, domain, architecture or engine of that name does not exist.",
+    "code-not-allowed": "A name refers to code in a module that the user has not allowed to be imported.",
     "config-key": "A configuration key does not exist.",
     "config-value": "A configuration value is of the wrong type or out of range.",
     "config-roles": "The roles of the domains contradict each other (say, a target that is also a source).",

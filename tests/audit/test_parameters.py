@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedshift.audit.parameters import Population, layers_of, train_population
+from fedshift.audit.parameters import DomainModels, layers_of, train_domain_models
 from fedshift.errors import InputError
 from fedshift.nn.archs import build_network
 
@@ -15,12 +15,12 @@ KEYS = {"arch": "digits-copa", "local_epochs": 3.0, "batch_size": 16, "sources":
 
 
 @pytest.fixture(scope="module")
-def found(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Population, Path]:
+def found(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[DomainModels, Path]:
     work = tmp_path_factory.mktemp("work")
-    return train_population(3, data_dir=tiny_data, work=work, **KEYS), work
+    return train_domain_models(3, data_dir=tiny_data, work=work, **KEYS), work
 
 
-def test_models_that_start_alike_know_their_domain(found: tuple[Population, Path]) -> None:
+def test_models_that_start_alike_know_their_domain(found: tuple[DomainModels, Path]) -> None:
     population, _ = found
     assert population.domains == ("amber", "dim") and population.groups.tolist() == [0, 0, 0, 1, 1, 1]
     separations = population.separations()
@@ -30,7 +30,7 @@ def test_models_that_start_alike_know_their_domain(found: tuple[Population, Path
     assert population.chance == pytest.approx(2 / 5)
 
 
-def test_distances_are_those_of_the_layers_themselves(found: tuple[Population, Path]) -> None:
+def test_distances_are_those_of_the_layers_themselves(found: tuple[DomainModels, Path]) -> None:
     population, work = found
     from safetensors.torch import load_file
 
@@ -41,16 +41,16 @@ def test_distances_are_those_of_the_layers_themselves(found: tuple[Population, P
 
 
 def test_a_second_call_trains_nothing(
-    found: tuple[Population, Path], tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+    found: tuple[DomainModels, Path], tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     population, work = found
     monkeypatch.setattr("fedshift.audit.parameters._train", lambda *arguments: pytest.fail("trained again"))
-    again = train_population(3, data_dir=tiny_data, work=work, **KEYS)
+    again = train_domain_models(3, data_dir=tiny_data, work=work, **KEYS)
     assert all(torch.equal(again.distances[layer], own) for layer, own in population.distances.items())
 
 
-def test_random_starts_are_far_apart_whatever_the_domain(found: tuple[Population, Path], tiny_data: Path) -> None:
-    random = train_population(2, "random", data_dir=tiny_data, **KEYS)
+def test_random_starts_are_far_apart_whatever_the_domain(found: tuple[DomainModels, Path], tiny_data: Path) -> None:
+    random = train_domain_models(2, "random", data_dir=tiny_data, **KEYS)
     far, near = random.separations()["block3"], found[0].separations()["block3"]
     assert far.within > 2 * near.within and far.between / far.within < near.between / near.within
 
@@ -63,7 +63,7 @@ def test_layers_are_the_last_convolutions_of_the_papers_blocks() -> None:
 
 
 def test_one_model_or_one_domain_are_too_few(tiny_data: Path) -> None:
-    with pytest.raises(InputError, match="need 2 at least"):
-        train_population(1, data_dir=tiny_data)
+    with pytest.raises(InputError, match="need 2 or more"):
+        train_domain_models(1, data_dir=tiny_data)
     with pytest.raises(InputError, match="two or more are needed"):
-        train_population(2, data_dir=tiny_data, sources=["amber"])
+        train_domain_models(2, data_dir=tiny_data, sources=["amber"])

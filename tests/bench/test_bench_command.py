@@ -1,4 +1,4 @@
-"""`fedshift bench` and `list suites`: what they say to bad input, failures, half-written records and second runners."""
+"""`fedshift bench` and `list suites`: bad input, overrides, failures, half-written records and several runners."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from here import Here
+from inprocess import InProcess
 from PIL import Image
 from tinydata import write_domain
 from typer.testing import CliRunner
 
 import fedshift
-from fedshift.bench.changes import folder_of
-from fedshift.bench.jobs import Column, Row, grid
-from fedshift.bench.launch import Processes
+from fedshift.bench.jobs import Column, Row, grid_jobs
+from fedshift.bench.overrides import folder_of
+from fedshift.bench.papers import SUITES
 from fedshift.bench.records import read
-from fedshift.bench.runner import run_jobs, silent
-from fedshift.bench.suite import Order
-from fedshift.bench.suites import SUITES
+from fedshift.bench.run import Processes, run_jobs, silent
+from fedshift.bench.suite import SuiteRequest
 from fedshift.cli.app import app
 from fedshift.errors import SITE_FAILED, InputError
 
@@ -31,10 +30,9 @@ SHORT = ["--set", "rounds=1", "--set", "batch_size=8", "--set", "train_per_site=
 
 
 @pytest.fixture
-def launcher(monkeypatch: pytest.MonkeyPatch) -> Here:
-    """Instead of processes; and nothing is counted, which takes longer than these trainings."""
-    here = Here()
-    monkeypatch.setattr("fedshift.runs.execute.flops_per_sample", lambda config, dataset: 1.0)
+def launcher(monkeypatch: pytest.MonkeyPatch) -> InProcess:
+    """Replaces processes by trainings in this one."""
+    here = InProcess()
     monkeypatch.setattr(Processes, "train", lambda self, *arguments: here.train(*arguments))
     return here
 
@@ -43,7 +41,7 @@ def play(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_settings_may_be_a_dictionary_in_python(launcher: Here, tiny_data: Path, tmp_path: Path) -> None:
+def test_settings_may_be_a_dictionary_in_python(launcher: InProcess, tiny_data: Path, tmp_path: Path) -> None:
     keys = {"rounds": 1, "batch_size": 8, "train_per_site": 16, "copa.ops": 1}
     found = fedshift.benchmark(
         "copa/table7", data_dir=tiny_data, seeds=[0], methods=["COPA"], settings=keys, out=tmp_path
@@ -54,7 +52,7 @@ def test_settings_may_be_a_dictionary_in_python(launcher: Here, tiny_data: Path,
 
 def test_two_suites_in_one_call_are_an_error() -> None:
     result = play("bench", "copa/table7", "copa/table1")
-    assert isinstance(result.exception, InputError) and "one suite a call" in result.exception.message
+    assert isinstance(result.exception, InputError) and "one suite per call" in result.exception.message
 
 
 def test_suites_are_listed_for_programs() -> None:
@@ -71,7 +69,7 @@ def test_suites_are_listed_for_programs() -> None:
         ("copa/table1", {"data_dir": "nowhere"}, ["there is no folder nowhere"]),
         ("copa/tabel1", {}, ["Did you mean 'copa/table1'?"]),
         ("copa/table1", {"methods": ["kopa"]}, ["has no 'kopa'", "'copa'"]),
-        ("copa/table1", {"jobs": 0}, ["1 is least"]),
+        ("copa/table1", {"jobs": 0}, ["must be 1 or more"]),
         ("copa/table1", {"settings": ["freeze_norm=true"]}, ["freeze_norm", "--weights imagenet"]),
         ("copa/table1", {"records": ["x.jsonl"]}, ["records are for the suite 'selection'"]),
         ("selection", {"records": ["x.jsonl"]}, ["there is no record file x.jsonl"]),
@@ -97,16 +95,16 @@ def test_bad_input_says_what_to_do(suite: str, arguments: dict[str, object], wor
         ("dualadapt/table1", ["--set", "home=paper"], "--set home=paper: no such domain."),
         ("dualadapt/table2", ["--set", "home=photo"], "this suite has its own homes: handwritten, photo,"),
         ("copa/table1", ["--set", "target=photo"], "this suite has its own targets: handwritten, photo,"),
-        ("dualadapt/table4", ["--set", "rounds=2"], "--set rounds=2: nothing is trained here"),
+        ("dualadapt/table4", ["--set", "rounds=2"], "--set rounds=2: this suite trains nothing"),
         ("dualadapt/table4", ["--methods", "copa"], "this suite has no 'copa'"),
         ("csac/fig4", ["--methods", "csac"], "this suite has no 'csac'"),
-        ("csac/fig4", ["--seeds", "0,1"], "--seeds 0,1: csac/fig4 is a picture of one seed. Call it once for each"),
-        ("kd3a/fig5", ["--seeds", "1,0"], "--seeds 0,1: kd3a/fig5 is a picture of one seed. Call it once for each"),
+        ("csac/fig4", ["--seeds", "0,1"], "--seeds 0,1: csac/fig4 is a picture of one seed. Call it once per seed"),
+        ("kd3a/fig5", ["--seeds", "1,0"], "--seeds 0,1: kd3a/fig5 is a picture of one seed. Call it once per seed"),
         ("selection", ["--records", "x.jsonl", "--seeds", "0"], "with records nothing is trained"),
     ],
 )
 def test_what_would_change_nothing_is_an_error(
-    suite: str, asked: list[str], words: str, launcher: Here, tmp_path: Path
+    suite: str, asked: list[str], words: str, launcher: InProcess, tmp_path: Path
 ) -> None:
     done = play("bench", suite, "--out", tmp_path, *asked)
     assert isinstance(done.exception, InputError) and done.exception.exit_code == 2
@@ -117,20 +115,20 @@ def test_what_would_change_nothing_is_an_error(
 TABLE_1 = ("bench", "dualadapt/table1", "--methods", "source-only", "--jobs", "1", *SHORT)
 
 
-def test_tables_tell_which_clients_were_skipped(launcher: Here, tmp_path: Path) -> None:
+def test_tables_tell_which_clients_were_skipped(launcher: InProcess, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     for name in ("amber", "blue", "coral"):
         write_domain(data, name, train=8 if name == "coral" else 40)
     asked = ("--methods", "source-only,fed-dan", "--seeds", "0", "--set", "client_fraction=1", "--data-dir", data)
     done = play("bench", "dualadapt/table1", "--jobs", "1", *SHORT, *asked, "--out", tmp_path / "out")
-    told = "coral was skipped in every round of Fed-DAN: there it is scored with what was learned without it."
+    told = "coral was skipped in every round of Fed-DAN: its scores there are of models trained without it."
     assert done.exit_code == 0 and told in done.stdout, done.output
     assert told in json.loads((tmp_path / "out" / "table.json").read_text())["notes"]
 
 
 def test_tables_tell_what_was_changed_and_leave_those_of_the_suite_alone(
-    launcher: Here, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: InProcess, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     asked = (*TABLE_1, "--set", "client_fraction=1", "--set", 'policy={"min_samples": 2}', "--data-dir", tiny_data)
@@ -138,10 +136,10 @@ def test_tables_tell_what_was_changed_and_leave_those_of_the_suite_alone(
     assert done.exit_code == 0, done.output
     (folder,) = {path.parent for path in Path("runs/bench/dualadapt/table1").rglob("table.*")}
     assert f"tables: {folder / 'table'}.txt" in done.stdout and folder.name.startswith(tiny_data.name)
-    gave = 'Not the suite as it is. This call gave --set batch_size=8, client_fraction=1, policy={"min_samples": 2},'
+    gave = 'Not the unchanged suite. This call gave --set batch_size=8, client_fraction=1, policy={"min_samples": 2},'
     gave += " rounds=1, train_per_site=16; --methods source only; --seeds 0."
-    home = "The home, which alone has labels, is amber: the first of amber, blue, coral, dim."
-    home += " Another one: --set home=NAME."
+    home = "The home, the only domain with labels, is amber: the first of amber, blue, coral, dim."
+    home += " Choose another with --set home=NAME."
     for name in ("txt", "md", "tex"):
         page = (folder / f"table.{name}").read_text()
         assert gave in page and home in page and "scale mini, changed:" in page
@@ -154,7 +152,9 @@ def test_tables_tell_what_was_changed_and_leave_those_of_the_suite_alone(
     trained = len(launcher.trained)
     again = play(*asked, "--seeds", "0", "--set", "home=coral")
     assert len(launcher.trained) == trained + 1, "another home is another training"
-    assert "The home, which alone has labels, is coral." in again.stdout and "home coral; round: last" in again.stdout
+    assert (
+        "The home, the only domain with labels, is coral." in again.stdout and "home coral; round: last" in again.stdout
+    )
     told = [json.loads(path.read_text()) for path in Path("runs/bench/dualadapt/table1").glob("*/table.json")]
     assert sorted(column for one in told for column in one["tables"][0]["columns"] if column in ("amber", "coral")) == [
         "amber",
@@ -163,7 +163,7 @@ def test_tables_tell_what_was_changed_and_leave_those_of_the_suite_alone(
 
 
 def folder(suite: str, **given: Any) -> str:
-    return folder_of(SUITES[suite], Order(**{"scale": "mini", "out": Path(), "work": Path()} | given))
+    return folder_of(SUITES[suite], SuiteRequest(**{"scale": "mini", "out": Path(), "work": Path()} | given))
 
 
 def test_only_the_suite_as_it_is_is_in_its_own_folder(tmp_path: Path) -> None:
@@ -199,13 +199,13 @@ def test_missing_domains_and_other_tasks_are_named(tiny_data: Path, tmp_path: Pa
         fedshift.benchmark("dualadapt/table3", data_dir=tiny_data, out=tmp_path / "out")
 
 
-def test_failures_are_listed_and_the_rest_is_there(launcher: Here, tiny_data: Path, tmp_path: Path) -> None:
-    """One of four columns drops a source that it does not have."""
+def test_failures_are_listed_and_the_rest_is_there(launcher: InProcess, tiny_data: Path, tmp_path: Path) -> None:
+    """In one of four columns, the dropped source is the target."""
     asked = ["bench", "kd3a/table6", "--data-dir", tiny_data, "--seeds", "0", "--out", tmp_path, "--jobs", "1", *SHORT]
     asked += ["--set", "kd3a.drop=[dim]", "--methods", "KD3A w/o augmentation"]
     done = play(*asked)
     assert done.exit_code == SITE_FAILED
-    assert "1 trainings failed" in done.stdout and "'dim' is no source" in done.stdout
+    assert "1 training failed" in done.stdout and "'dim' is no source" in done.stdout
     assert "4/4" in done.stderr
     told = json.loads((tmp_path / "table.json").read_text())
     assert [failure["column"] for failure in told["failures"]] == ["dim"]
@@ -222,8 +222,8 @@ def test_failures_are_listed_and_the_rest_is_there(launcher: Here, tiny_data: Pa
 def test_two_runners_on_one_folder_train_everything_once(tiny_data: Path, tmp_path: Path) -> None:
     common = {"data_dir": str(tiny_data), "rounds": 1, "batch_size": 8, "arch": "digits-copa", "workers": 0}
     columns = [Column(target, {"target": target}) for target in ("amber", "blue", "coral")]
-    jobs = list(grid([Row("FedAvg", "fedavg")], columns, [0], common, {}))
-    here = Here()
+    jobs = list(grid_jobs([Row("FedAvg", "fedavg")], columns, [0], common, {}))
+    here = InProcess()
     with ThreadPoolExecutor(2) as both:
         first, second = both.map(lambda _: run_jobs(jobs, tmp_path, 2, silent, here), range(2))
     assert sorted(here.trained) == sorted(job.digest for job in jobs)
@@ -231,13 +231,13 @@ def test_two_runners_on_one_folder_train_everything_once(tiny_data: Path, tmp_pa
     records, broken = read([tmp_path / "records.jsonl"])
     assert broken == 0 and {record.job for record in records} == {job.digest for job in jobs}
     lines = (tmp_path / "records.jsonl").read_text().splitlines()
-    assert len(lines) == len(jobs), "one line a training, whoever trained it"
+    assert len(lines) == len(jobs), "one line per training, whichever runner trained it"
 
 
 def test_a_folder_that_another_process_trains_in_is_waited_for(tiny_data: Path, tmp_path: Path) -> None:
-    """The second runner is a process: locks have to hold between those too."""
+    """The second runner is another process: locks have to hold between processes too."""
     common = {"data_dir": str(tiny_data), "rounds": 1, "batch_size": 8, "arch": "digits-copa", "workers": 0}
-    (job,) = grid([Row("FedAvg", "fedavg")], [Column("dim", {"target": "dim"})], [0], common, {})
+    (job,) = grid_jobs([Row("FedAvg", "fedavg")], [Column("dim", {"target": "dim"})], [0], common, {})
     (tmp_path / "wanted").mkdir()
     holds = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True);"
     lock = tmp_path / "wanted" / f"{job.digest}.lock"
@@ -246,7 +246,7 @@ def test_a_folder_that_another_process_trains_in_is_waited_for(tiny_data: Path, 
     )
     assert other.stdout is not None and other.stdin is not None
     assert other.stdout.readline() == b"held\n"
-    here = Here()
+    here = InProcess()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(run_jobs, [job], tmp_path, 1, silent, here)
         with pytest.raises(TimeoutError):

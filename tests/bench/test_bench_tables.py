@@ -1,4 +1,4 @@
-"""Tables by hand: means, spreads over seeds, averages over complete seeds only, paired intervals, and every format."""
+"""Tables against numbers worked out by hand: means, deviations, averages, paired intervals, and every format."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_rows_with_fewer_seeds_say_so_in_every_format() -> None:
         assert "a few (1 of 3 seeds)" in render(table) and "all (" not in render(table)
     assert [row["seeds"] for row in json.loads(as_json(table))[0]["rows"]] == [[0], [0, 1, 2], []]
     assert [line["seed"] for line in csv.DictReader(io.StringIO(comma_separated(table)))] == ["0", "0", "1", "2", ""]
-    assert "fewer seeds says so" in caption(table)
+    assert "fewer seeds say so" in caption(table)
     complete = make_table(three[1:], last, "last")
     assert "fewer" not in caption(complete)
     assert TABLE.label("copa") == "copa (1 to 2 of 2 seeds)", "cells of one row may differ"

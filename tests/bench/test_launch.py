@@ -1,84 +1,90 @@
-"""Jobs start from a process that has imported everything; each is still a process of its own."""
+"""Each job is a process, forked from one that has already imported everything."""
 
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from fedshift.bench.launch import Processes
+from fedshift.bench.jobs import Column, Job, Row, grid_jobs
+from fedshift.bench.run import Processes, run_jobs, silent
+from fedshift.cli.app import app
 
 CONFIG = (
     "method: fedavg\ndata_dir: {data}\ntarget: dim\nrounds: 1\nbatch_size: 8\nlr: 0.02\nworkers: 0\narch: digits-copa\n"
 )
+FOREVER = CONFIG.replace("rounds: 1\n", "rounds: 100000\n")
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="jobs are forked on Linux only")
 
 
-@pytest.fixture
-def launcher() -> Processes:
-    return Processes()
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Processes]:
+    """One for all tests: a starter takes seconds to import everything."""
+    shared = Processes()
+    yield shared
+    shared.stop()
 
 
-def wait_for_a_round(metrics: Path) -> None:
-    for _ in range(600):
-        if metrics.exists() and metrics.stat().st_size:
-            return
-        time.sleep(0.1)
-    raise AssertionError("no round in a minute")
-
-
-def test_one_starter_serves_jobs_in_turn_and_passes_on_their_exit_codes(
-    launcher: Processes, tiny_data: Path, tmp_path: Path
-) -> None:
-    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+@pytest.fixture(scope="module")
+def trained(launcher: Processes, tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the run `good`, forked after a job that failed."""
+    root = tmp_path_factory.mktemp("launch")
+    good, bad = root / "good.yaml", root / "bad.yaml"
     good.write_text(CONFIG.format(data=tiny_data))
     bad.write_text(CONFIG.format(data=tiny_data).replace("target: dim", "target: nowhere"))
-    try:
-        assert launcher.train(bad, tmp_path / "bad", tmp_path / "bad.log", 1) == 2
-        assert launcher.train(good, tmp_path / "good", tmp_path / "good.log", 1) == 0
-        assert "nowhere" in (tmp_path / "bad.log").read_text()
-        assert (tmp_path / "good" / "done").exists() and not (tmp_path / "bad" / "done").exists()
-        if sys.platform == "linux":
-            assert len(launcher._started) == 1
-    finally:
-        launcher.stop()
-    assert launcher._started == []
+    assert launcher.train(bad, root / "bad", root / "bad.log", 1) == 2
+    assert launcher.train(good, root / "good", root / "good.log", 1) == 0
+    return root
 
 
-def test_a_forked_job_trains_the_same_model_as_the_command(
-    launcher: Processes, tiny_data: Path, tmp_path: Path
-) -> None:
-    config = tmp_path / "job.yaml"
-    config.write_text(CONFIG.format(data=tiny_data))
-    try:
-        assert launcher.train(config, tmp_path / "forked", tmp_path / "log", 1) == 0
-    finally:
-        launcher.stop()
-    command = [sys.executable, "-m", "fedshift", "train", str(config), "--out", str(tmp_path / "alone")]
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    forked, alone = (tmp_path / name / "model.safetensors" for name in ("forked", "alone"))
+def test_one_starter_serves_jobs_in_turn_and_passes_on_their_exit_codes(launcher: Processes, trained: Path) -> None:
+    assert "nowhere" in (trained / "bad.log").read_text()
+    assert (trained / "good" / "done").exists() and not (trained / "bad" / "done").exists()
+    if sys.platform == "linux":
+        assert len(launcher._started) == 1
+
+
+def test_a_forked_job_trains_the_same_model_as_the_command(trained: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["train", str(trained / "good.yaml"), "--out", str(tmp_path / "alone")])
+    assert done.exit_code == 0, done.output
+    forked, alone = (folder / "model.safetensors" for folder in (trained / "good", tmp_path / "alone"))
     assert forked.read_bytes() == alone.read_bytes()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only there jobs are forked")
-def test_importing_everything_starts_no_thread() -> None:
-    """A fork keeps one thread: what others held would stay locked for ever."""
-    code = (
-        "import os; from fedshift.cli.starter import import_everything; import_everything();"
-        "print(len(os.listdir('/proc/self/task')))"
-    )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
-    assert told.stdout.strip() == "1"
+def test_jobs_run_in_processes_and_a_failure_is_the_last_line_of_its_log(
+    launcher: Processes, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[bool] = []
+    monkeypatch.setattr(launcher, "stop", lambda: stopped.append(True))  # it is needed again
+    common = {"data_dir": str(tiny_data), "rounds": 1, "batch_size": 8, "workers": 0, "arch": "digits-copa"}
+    (good,) = grid_jobs([Row("FedAvg", "fedavg")], [Column("dim", {"target": "dim"})], [0], common, {})
+    broken = Job("broken", "dim", good.config.model_copy(update={"target": "nowhere"}))
+    outcome = run_jobs([broken, good], tmp_path, 1, silent, launcher)
+    assert [record.row for record in outcome.records] == ["FedAvg"] and stopped == [True]
+    (failure,) = outcome.failures
+    assert failure.message.startswith("error [") and "nowhere" in failure.message
+    assert failure.log.read_text().strip().endswith(failure.message)
 
 
+@on_linux
+def test_importing_everything_starts_no_thread(launcher: Processes, trained: Path) -> None:
+    """A fork keeps one thread: locks that other threads held would stay locked for ever."""
+    (starter,) = launcher._started
+    assert len(list(Path(f"/proc/{starter.pid}/task").iterdir())) == 1
+
+
+@pytest.mark.slow
 def test_stopping_ends_a_training_that_runs(launcher: Processes, tiny_data: Path, tmp_path: Path) -> None:
     config = tmp_path / "job.yaml"
-    config.write_text(CONFIG.format(data=tiny_data).replace("rounds: 1", "rounds: 100000"))
+    config.write_text(FOREVER.format(data=tiny_data))
     codes: list[int] = []
     thread = threading.Thread(
         target=lambda: codes.append(launcher.train(config, tmp_path / "run", tmp_path / "log", 1))
@@ -88,26 +94,42 @@ def test_stopping_ends_a_training_that_runs(launcher: Processes, tiny_data: Path
     wait_for_a_round(metrics)
     launcher.stop()
     thread.join(timeout=30)
-    assert codes and codes[0] != 0
+    assert codes and codes[0] != 0 and launcher._started == []
+    assert is_left_alone(metrics)
+
+
+@pytest.mark.slow
+@on_linux
+def test_a_killed_suite_leaves_no_training_behind(tiny_data: Path, tmp_path: Path) -> None:
+    config = tmp_path / "job.yaml"
+    config.write_text(FOREVER.format(data=tiny_data))
+    suite = os.fork()
+    if suite == 0:  # stands for a suite: it computes nothing itself
+        try:
+            Processes().train(config, tmp_path / "run", tmp_path / "log", 1)
+        finally:
+            os._exit(1)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    try:
+        wait_for_a_round(metrics)
+    finally:
+        os.kill(suite, signal.SIGKILL)
+        os.waitpid(suite, 0)
+    deadline = time.monotonic() + 20
+    while not is_left_alone(metrics):
+        assert time.monotonic() < deadline, "the training continues"
+
+
+def wait_for_a_round(metrics: Path) -> None:
+    for _ in range(1200):
+        if metrics.exists() and metrics.stat().st_size:
+            return
+        time.sleep(0.05)
+    raise AssertionError("no round in a minute")
+
+
+def is_left_alone(metrics: Path) -> bool:
+    """Whether no round is added in half a second, in which a training adds several."""
     size = metrics.stat().st_size
     time.sleep(0.5)
-    assert metrics.stat().st_size == size > 0, "nobody trains any more"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only there jobs are forked")
-def test_a_killed_suite_leaves_nobody_training(tiny_data: Path, tmp_path: Path) -> None:
-    config = tmp_path / "job.yaml"
-    config.write_text(CONFIG.format(data=tiny_data).replace("rounds: 1", "rounds: 100000"))
-    code = (
-        "from pathlib import Path; from fedshift.bench.launch import Processes;"
-        f"Processes().train(Path({str(config)!r}), Path({str(tmp_path / 'run')!r}), Path({str(tmp_path / 'log')!r}), 1)"
-    )
-    suite = subprocess.Popen([sys.executable, "-c", code])
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    wait_for_a_round(metrics)
-    suite.kill()
-    suite.wait()
-    time.sleep(2)
-    size = metrics.stat().st_size
-    time.sleep(1)
-    assert metrics.stat().st_size == size > 0
+    return metrics.stat().st_size == size > 0

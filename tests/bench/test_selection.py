@@ -1,4 +1,4 @@
-"""Rules for choosing a round, on curves that a person can read; and what is noted for them costs no byte of a model."""
+"""Rules for choosing a round, on curves that are easy to read; logging for them does not change the model."""
 
 from __future__ import annotations
 

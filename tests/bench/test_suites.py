@@ -1,4 +1,4 @@
-"""Every suite plays: a round, a seed, two columns of tiny data. And its table is what suites promise."""
+"""Every suite runs for one round with one seed on tiny data, and writes its tables; recipes agree with their papers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-from here import Here
+from inprocess import InProcess
 from PIL import Image
+from tinydata import write_domain
 
-from fedshift.bench.estimate import TRAINING_PICTURES, seconds_of
-from fedshift.bench.experiment import Experiment, jobs_of, mini_jobs, run_experiment, theirs
-from fedshift.bench.jobs import Column
-from fedshift.bench.layouts import Layout, Scene, each_target
-from fedshift.bench.places import Place
+from fedshift.audit.cost import cost
+from fedshift.bench import recipes
+from fedshift.bench.columns import DomainRoles, Layout, each_target
+from fedshift.bench.grid import Experiment, as_suite, jobs_of, mini_jobs, run_experiment, theirs
+from fedshift.bench.jobs import TRAINING_IMAGES, Column, Row, estimated_seconds
+from fedshift.bench.papers import EXPERIMENTS, SUITES, describe, find_suite, selection
+from fedshift.bench.papers.__main__ import updated
 from fedshift.bench.publish import write_tables
-from fedshift.bench.recipes import Recipe
-from fedshift.bench.suite import Found, Order
-from fedshift.bench.suites import EXPERIMENTS, SUITES
-from fedshift.bench.suites.__main__ import written
+from fedshift.bench.recipes import Recipe, Workload
+from fedshift.bench.suite import SuiteRequest, SuiteResult
 from fedshift.data import DataSource, open_dataset
 from fedshift.methods import METHODS
 
@@ -45,7 +46,16 @@ TINY = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
+def three_domains(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Smaller than `tiny_data`: there are a hundred trainings here."""
+    root = tmp_path_factory.mktemp("three")
+    for number, name in enumerate(("amber", "blue", "coral")):
+        write_domain(root, name, train=30, test=9, seed=10 * number)
+    return root
+
+
+@pytest.fixture(scope="module")
 def tiny_streets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three cities of stripes with masks."""
     root = tmp_path_factory.mktemp("streets")
@@ -53,7 +63,7 @@ def tiny_streets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, city in enumerate(("east", "north", "west")):
         for kind in ("images", "masks"):
             (root / city / kind).mkdir(parents=True)
-        for name in range(30):
+        for name in range(16):
             mask = (np.arange(32)[:, None] // 4 + rng.integers(0, 3)) % 3 + np.zeros((32, 32), int)
             picture = mask[..., None] * 80 + number * 20 + rng.integers(0, 20, (32, 32, 3))
             Image.fromarray(picture.astype(np.uint8)).save(root / city / "images" / f"{name}.png")
@@ -63,21 +73,15 @@ def tiny_streets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Suites share what they train."""
+    """The folder of trainings, which the suites share."""
     return tmp_path_factory.mktemp("work")
 
 
-@pytest.fixture(autouse=True)
-def _nothing_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counting operations takes longer than these trainings, and has tests of its own."""
-    monkeypatch.setattr("fedshift.runs.execute.flops_per_sample", lambda config, dataset: 1.0)
-
-
 def fewer_columns(layout: Layout) -> Layout:
-    """The first and the last; of those that only differ in the target, the first."""
+    """The first and the last column; only the first if columns differ only in the target."""
 
-    def cut(scene: Scene) -> Sequence[Column]:
-        columns = layout(scene)
+    def cut(roles: DomainRoles) -> Sequence[Column]:
+        columns = layout(roles)
         return columns[:1] if layout is each_target else [columns[0], columns[-1]] if len(columns) > 1 else columns
 
     return cut
@@ -88,46 +92,122 @@ def cut_down(experiment: Experiment) -> Experiment:
     return replace(experiment, mini=mini, layout=fewer_columns(experiment.mini.layout or experiment.layout))
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=[e.name for e in EXPERIMENTS])
-def test_every_grid_plays(
-    experiment: Experiment, tiny_data: Path, tiny_streets: Path, work: Path, tmp_path: Path
+ALWAYS = ("copa/table4", "csac/table3", "kd3a/fig3", "dualadapt/table5")
+"""One grid of each paper runs in `make test`."""
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        pytest.param(experiment, id=experiment.name, marks=() if experiment.name in ALWAYS else pytest.mark.slow)
+        for experiment in EXPERIMENTS
+    ],
+)
+def test_every_grid_runs(
+    experiment: Experiment,
+    three_domains: Path,
+    tiny_streets: Path,
+    work: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    data = tiny_streets if experiment.mini.dataset == "streets" else tiny_data
-    order = Order("mini", tmp_path, work, data_dir=data, settings=TINY, launcher=Here())
-    found = run_experiment(cut_down(experiment), order)
-    assert [f"{f.job.row}: {f.words}" for f in found.failures] == []
+    if experiment.name != "dualadapt/table5":
+        monkeypatch.setattr("fedshift.audit.counting.flop_counter", lambda: pytest.fail("operations were counted"))
+    data = tiny_streets if experiment.mini.dataset == "streets" else three_domains
+    request = SuiteRequest("mini", tmp_path, work, data_dir=data, settings=TINY, launcher=InProcess())
+    found = run_experiment(cut_down(experiment), request)
+    assert [f"{f.job.row}: {f.message}" for f in found.failures] == []
     assert {record.row for record in found.records} == {row.label for row in experiment.rows}
-    _check_written(experiment.name, order, found)
+    _check_written(experiment.name, request, found)
     for table in found.tables:
         assert all(
             cell.mean is not None and cell.theirs is None for own in table.cells.values() for cell in own.values()
         )
 
 
-def _check_written(name: str, order: Order, found: Found) -> None:
-    paths = write_tables(SUITES[name], order, found)
+def _check_written(name: str, request: SuiteRequest, found: SuiteResult) -> None:
+    paths = write_tables(SUITES[name], request, found)
     assert {path.suffix for path in paths} == {".txt", ".md", ".csv", ".tex", ".json"}
-    told = json.loads((order.out / "table.json").read_text())
+    told = json.loads((request.out / "table.json").read_text())
     assert told["suite"] == name and told["tables"] and told["failures"] == []
     assert all(path.is_file() and path.stat().st_size > 1000 for path in found.files)
 
 
 @pytest.mark.parametrize("name", [name for name in SUITES if name not in {e.name for e in EXPERIMENTS}])
-def test_every_function_plays(name: str, tiny_data: Path, work: Path, tmp_path: Path) -> None:
-    # Of a table that counts operations one row is enough: each takes seconds.
+def test_every_other_suite_runs(
+    name: str, three_domains: Path, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One row of the table that counts operations, and one target for the rules, are enough: each takes seconds.
     methods = ("dualadapt",) if name == "dualadapt/table4" else None
-    order = Order("mini", tmp_path, work, tiny_data, methods=methods, launcher=Here())
+    one_target = replace(selection.EXPERIMENT, mini=selection.EXPERIMENT.mini.at("photo"))
+    monkeypatch.setattr(selection, "EXPERIMENT", one_target)
+    request = SuiteRequest("mini", tmp_path, work, three_domains, methods=methods, launcher=InProcess())
     own = {"kd3a/fig5": ("leakage.steps=2", "leakage.trials=1"), "csac/fig4": ("parameters.models=2",)}
     trained = {row.method for row in SUITES[name].rows}
     tiny = [setting for setting in TINY if (section := setting.split(".")[0]) not in METHODS or section in trained]
     settings = () if name == "dualadapt/table4" else (*tiny, *own.get(name, ()))
-    found = SUITES[name].run(replace(order, settings=settings))
-    assert [f"{f.job.row}: {f.words}" for f in found.failures] == []
-    _check_written(name, order, found)
+    found = SUITES[name].run(replace(request, settings=settings))
+    assert [f"{f.job.row}: {f.message}" for f in found.failures] == []
+    _check_written(name, request, found)
+
+
+def test_table_5_of_dualadapt_counts_what_a_client_computes(three_domains: Path, work: Path, tmp_path: Path) -> None:
+    (experiment,) = [cut_down(e) for e in EXPERIMENTS if e.name == "dualadapt/table5"]
+    request = SuiteRequest("mini", tmp_path, work, three_domains, settings=TINY, launcher=InProcess())
+    (sheet,) = run_experiment(experiment, request).sheets
+    assert sheet.columns[0] == "FLOPs per sample" and set(sheet.rows) == {row.label for row in experiment.rows}
+    flops = {row: values[0] for row, values in sheet.rows.items()}
+    counted = cost("dualadapt", "digits-dualadapt", 3, sites=2, image_size=16)
+    assert flops["+ mixtures (DualAdapt)"] == counted.round.flops_per_sample > 0
+    assert flops["Fed-MCD"] > 5 * flops["+ mixtures (DualAdapt)"]
+
+
+UNMEASURED = Experiment(
+    "new/table1",
+    "nobody yet",
+    "Does a new suite need to be timed before it can be listed?",
+    (Row("FedAvg", "fedavg"),),
+    each_target,
+    (recipes.CSAC_PACS,),
+    replace(recipes.DIGITS.but(arch="digits-kd3a", image_size=28).at("street"), seeds=(0, 1)),
+)
+
+
+def test_a_suite_with_a_network_that_was_never_timed_is_listed_and_runs(
+    three_domains: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = as_suite(UNMEASURED)
+    assert suite.cost["mini"] == "2 trainings, time not measured"
+    monkeypatch.setitem(SUITES, suite.name, suite)
+    listed = {row["name"]: row for row in describe()}
+    assert listed["new/table1"]["cost"].startswith("mini: 2 trainings, time not measured; paper: 20 trainings of")
+    request = SuiteRequest("mini", tmp_path, tmp_path, three_domains, (0,), settings=TINY[:3], launcher=InProcess())
+    result = find_suite("new/table1").run(request)
+    assert result.failures == () and [record.settings["arch"] for record in result.records] == ["digits-kd3a"]
+
+
+def test_new_data_and_a_recipe_without_a_network_are_listed_too() -> None:
+    unknown = Recipe("mine", {"rounds": 1}, seeds=(0,), domains=("a", "b"))
+    assert as_suite(replace(UNMEASURED, mini=unknown, paper=(unknown,))).cost == {
+        "mini": "2 trainings, time not measured",
+        "paper": "2 trainings of the default network: for GPUs",
+    }
+    public = replace(UNMEASURED, mini=recipes.CSAC_PACS.with_seeds(0))
+    assert as_suite(public).cost["mini"] == "4 trainings, time not measured"
+
+
+def test_describing_a_suite_configures_no_training_before_its_cost_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fedshift.bench.jobs.make_config", lambda values: pytest.fail("configured a training"))
+    suites = [as_suite(experiment) for experiment in EXPERIMENTS]
+    assert all(suite.needs["paper"] for suite in suites)
+    with pytest.raises(pytest.fail.Exception, match="configured a training"):
+        _ = suites[0].cost
 
 
 def test_all_data_sets_of_a_suite_have_the_same_seeds() -> None:
-    """Whether a call has other seeds than the suite is asked once for all of them."""
+    """A call is compared with the seeds of the first data set only."""
     assert all(recipe.seeds == experiment.paper[0].seeds for experiment, recipe in PAPER_RECIPES)
 
 
@@ -142,7 +222,8 @@ def test_there_is_a_suite_for_every_table_and_figure() -> None:
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=[e.name for e in EXPERIMENTS])
 def test_mini_takes_less_than_half_an_hour_by_its_estimate(experiment: Experiment) -> None:
-    assert seconds_of(mini_jobs(experiment)) / (1 if experiment.alone else 2) < 1800
+    seconds = estimated_seconds(mini_jobs(experiment))
+    assert seconds is not None and seconds / (1 if experiment.alone else 2) < 1800
 
 
 @pytest.mark.parametrize("name", ["digits", "rotated-digits", "streets"])
@@ -151,7 +232,7 @@ def test_recipes_know_the_built_in_data(name: str) -> None:
     for recipe in (e.mini for e in EXPERIMENTS if e.mini.dataset == name):
         assert recipe.domains == known.domains and set(recipe.targets) <= set(known.domains)
         assert not recipe.home or recipe.home in known.domains
-    assert TRAINING_PICTURES[name] == len(known.load(known.domains[0]).train)
+    assert TRAINING_IMAGES[name] == len(known.load(known.domains[0]).train)
 
 
 PAPER_RECIPES = [(e, r) for e in EXPERIMENTS for r in e.paper]
@@ -161,20 +242,20 @@ PAPER_RECIPES = [(e, r) for e in EXPERIMENTS for r in e.paper]
     ("experiment", "recipe"), PAPER_RECIPES, ids=[f"{e.name}-{r.dataset}" for e, r in PAPER_RECIPES]
 )
 def test_the_papers_scale_is_configured_and_printed_as_it_is_laid_out(experiment: Experiment, recipe: Recipe) -> None:
-    place = Place(recipe.dataset, recipe, {"dataset": recipe.dataset, "data_dir": "/data"}, recipe.scene())
-    jobs = jobs_of(experiment, place, Order("paper", Path(), Path()))
+    workload = Workload(recipe.dataset, recipe, {"dataset": recipe.dataset, "data_dir": "/data"}, recipe.roles())
+    jobs = jobs_of(experiment, workload, SuiteRequest("paper", Path(), Path()))
     assert {job.config.seed for job in jobs} == set(recipe.seeds)
     assert all(job.config.train_per_site is None for job in jobs), "the whole data set"
     columns = {job.column for job in jobs}
     if experiment.per_client:
-        columns = set(recipe.domains) - {recipe.scene().home}
+        columns = set(recipe.domains) - {recipe.roles().home}
     for row, numbers in theirs(experiment, recipe.dataset).items():
         if experiment.tables:
             assert set(numbers) <= columns | {"average"}, row
 
 
 def test_printed_averages_are_those_of_the_printed_numbers() -> None:
-    """Papers round, and two of their averages are a quarter of a point off; a mistyped number would be further."""
+    """Papers round; two of their averages are off by a quarter of a point. A mistyped number would be further off."""
     checked = 0
     for experiment, recipe in PAPER_RECIPES:
         for row, numbers in theirs(experiment, recipe.dataset).items():
@@ -187,4 +268,4 @@ def test_printed_averages_are_those_of_the_printed_numbers() -> None:
 
 def test_the_page_lists_the_suites_there_are() -> None:
     page = Path(__file__).parents[2] / "docs" / "benchmarks.md"
-    assert written(page.read_text()) == page.read_text(), "python -m fedshift.bench.suites docs/benchmarks.md"
+    assert updated(page.read_text()) == page.read_text(), "python -m fedshift.bench.papers docs/benchmarks.md"

@@ -1,9 +1,10 @@
-"""The commands as users type them. Each runs in this process; exit codes and words are what is checked."""
+"""The commands as users type them: exit codes and what they print."""
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from typer.main import get_command
 
 import fedshift
 from fedshift import cli
-from fedshift.federation.kinds import kinds
+from fedshift.cli import catalogue
+from fedshift.cli.app import PANELS, app
+from fedshift.federation.releases import kinds
 from fedshift.methods import METHODS, find_about, find_method
+from fedshift.nn.archs import ARCHS
+
+SLOW = ("torch", "sklearn", "matplotlib", "numpy", "jinja2", "yaml", "pydantic")
 
 
 def call(
@@ -40,13 +47,64 @@ def trained(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> fedshi
     return fedshift.fit("fedavg", out=out, policy={"min_samples": 2}, **keys)
 
 
-def test_help_does_not_load_torch() -> None:
-    """What makes --help slow is importing torch; the answer must not need it."""
-    code = "import sys; sys.argv = ['fedshift', '--help']\n"
+def loaded_by(*words: str) -> tuple[str, set[str]]:
+    """What `fedshift WORDS` prints in a new process, and which slow packages it has imported at the end."""
+    code = f"import sys; sys.argv = {['fedshift', *words]!r}\n"
     code += "try:\n import fedshift.cli as c; c.main()\nexcept SystemExit: pass\n"
-    code += "print([m for m in ('torch', 'sklearn', 'matplotlib', 'numpy') if m in sys.modules])"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert shown.rstrip().endswith("[]") and "train" in shown
+    code += f"print(*[name for name in {SLOW!r} if name in sys.modules], file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout, set(done.stderr.split())
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["list", "methods"], ["list", "suites", "--json"]])
+def test_help_and_lists_load_nothing_slow(words: list[str]) -> None:
+    """Importing torch takes seconds; these answers must not need it."""
+    shown, slow = loaded_by(*words)
+    # Recent versions of typer import pydantic to read the arguments of a command.
+    allowed = set() if words == ["--help"] else {"pydantic"}
+    assert len(shown) > 200 and slow <= allowed
+
+
+def test_help_shows_every_command_in_its_panel(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, shown, _ = call(monkeypatch, capsys, "--help", columns=120)
+    panels: dict[str, list[str]] = {}
+    for line in shown.splitlines():
+        if title := re.match(r"╭─ (.+?) ─", line):
+            panels[title[1]] = []
+        elif panels and (name := re.match(r"│ ([a-z][a-z-]*) ", line)):
+            panels[list(panels)[-1]].append(name[1])
+    panels.pop("Options")
+    assert list(panels) == ["Data", "Train", "Use", "Compare", "Trust", "Real machines"]
+    assert {panel: tuple(names) for panel, names in panels.items()} == PANELS
+    listed = [name for names in PANELS.values() for name in names]
+    commands = set(vars(get_command(app))["commands"])
+    assert sorted(listed) == sorted(commands), "put every command of the application in one panel of cli.app.PANELS"
+
+
+def test_the_packaged_catalogue_is_up_to_date() -> None:
+    fresh = catalogue.as_text(catalogue.built_in())
+    assert catalogue.FILE.read_text() == fresh, (
+        "out of date: run `python -m fedshift.cli.catalogue` and commit the file"
+    )
+
+
+def test_names_that_an_installed_package_adds_are_listed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = tmp_path / "somebody-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: somebody\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fedshift.nets]\ntheir-net = somebody:NET\n")
+    (tmp_path / "somebody.py").write_text("def NET(classes):\n    'A net of somebody.'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(ARCHS, "_offered", None)
+    monkeypatch.setattr(ARCHS, "_values", dict(ARCHS._values))
+    _, output, _ = call(monkeypatch, capsys, "list", "archs", "their", "--json")
+    assert [(row["name"], row["description"]) for row in json.loads(output)] == [("their-net", "A net of somebody.")]
+    assert catalogue.listed("methods"), "no package adds methods: they come from the file"
+    assert "their-net" not in [row["name"] for row in catalogue.built_in()["archs"]]
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedshift.data.builtin import BUILTIN, digits, figures, glyphs, handwriting, rotated, scene, streets
+from fedshift.data.builtin import digits, glyphs, handwriting
 from fedshift.data.builtin.raster import blur, moved, placement, to_bytes, warp
+from fedshift.data.builtin.streets import objects, scene, streets
 from fedshift.data.domain import VOID, Domain, Split
 from fedshift.errors import InputError
 
+# In one worker of xdist, where the data sets are drawn once.
+pytestmark = pytest.mark.xdist_group("builtin")
+
 Domains = dict[str, Domain]
+
+BUILTIN = {recipe.name: recipe for recipe in (digits.RECIPE, handwriting.RECIPE, streets.RECIPE)}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +44,7 @@ def picture_hashes(images: NDArray[np.uint8]) -> list[str]:
 
 def test_data_sets_say_what_they_hold_before_anything_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path))
-    data = {name: recipe.dataset() for name, recipe in BUILTIN.items()}
+    data = {name: recipe() for name, recipe in BUILTIN.items()}
     assert list(data) == ["digits", "rotated-digits", "streets"]
     assert all(name == dataset.name for name, dataset in data.items())
     assert data["digits"].domains == ("handwritten", "photo", "typeset", "street", "chalk")
@@ -52,8 +58,8 @@ def test_data_sets_say_what_they_hold_before_anything_is_drawn(tmp_path: Path, m
 
 def test_listing_the_data_sets_imports_no_heavy_package() -> None:
     code = (
-        "import sys, fedshift.data.builtin as b; [recipe.dataset() for recipe in b.BUILTIN.values()];"
-        "print(sorted({'sklearn', 'matplotlib', 'scipy'} & set(sys.modules)))"
+        "import sys; from fedshift.data import list_datasets; assert list_datasets()[0].domains;"
+        "print(sorted({'sklearn', 'matplotlib', 'scipy', 'torch', 'pydantic'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
@@ -69,7 +75,7 @@ def test_an_unknown_domain_is_named_with_its_nearest() -> None:
 
 @pytest.mark.parametrize(
     ("name", "per_class"),
-    [("digits", digits.PER_CLASS), ("rotated-digits", rotated.PER_CLASS)],
+    [("digits", digits.PER_CLASS), ("rotated-digits", handwriting.PER_CLASS)],
 )
 def test_digits_are_balanced_and_shuffled(
     all_domains: dict[str, Domains], name: str, per_class: dict[str, int]
@@ -186,7 +192,7 @@ def test_a_figure_stands_where_the_ground_is() -> None:
     """The camera is 1.5 m up and the horizon in row 32; 10 m away a metre is 5.5 pixels."""
     one = np.ones((1, 1, 1), np.float32)
     street = scene.Street(32 * one, 32 * one, 1.5 * one, (5 * one, 5 * one), (3 * one, 3 * one), 60 * one)
-    spot = figures.stand(street, np.array([0]), np.array([10.0]), np.array([2.0]))
+    spot = objects.stand(street, np.array([0]), np.array([10.0]), np.array([2.0]))
     np.testing.assert_allclose(spot.scale.item(), 5.5)
     np.testing.assert_allclose(spot.x[0, 0, 43], (43.5 - (32 + 2 * 5.5)) / 5.5)
     np.testing.assert_allclose(spot.y[0, 39, 0], ((32 + 1.5 * 5.5) - 39.5) / 5.5)
@@ -204,9 +210,9 @@ def test_a_nearer_figure_hides_a_farther_one_in_any_order(nearer_first: bool) ->
     near = (5.0, scene.PERSON, np.array([[1.0, 0, 0]], np.float32))
     far = (10.0, scene.CAR, np.array([[0, 1.0, 0]], np.float32))
     for depth, label, colour in (near, far) if nearer_first else (far, near):
-        spot = figures.stand(street, np.array([0]), np.array([depth], np.float32), np.zeros(1, np.float32))
+        spot = objects.stand(street, np.array([0]), np.array([depth], np.float32), np.zeros(1, np.float32))
         inside = np.minimum(1 - np.abs(spot.x), 1.2 - np.abs(spot.y - 1))
-        figures.Painter(streets.CITIES["riviera"], pictures, spot, label).fill(inside, colour, shines=True)
+        objects.Painter(streets.CITIES["riviera"], pictures, spot, label).fill(inside, colour, shines=True)
     # The near one covers rows 24..50 and columns 21..42; the far one lies wholly behind it.
     assert pictures.label[0, 35, 32] == scene.PERSON and pictures.colour[0, 35, 32].tolist() == [1, 0, 0]
     assert (pictures.label == scene.CAR).sum() == 0
@@ -241,7 +247,7 @@ def test_blur_spreads_but_keeps_the_sum() -> None:
 def test_a_second_load_reads_the_cache_read_only(
     all_domains: dict[str, Domains], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rotated.RECIPE.__class__, "arrays", lambda *_: pytest.fail("drawn again"))
+    monkeypatch.setattr(handwriting.RECIPE.__class__, "arrays", lambda *_: pytest.fail("drawn again"))
     again = BUILTIN["rotated-digits"].load("M45")
     np.testing.assert_array_equal(again.test.inputs, all_domains["rotated-digits"]["M45"].test.inputs)
     assert not again.train.inputs.flags.writeable
@@ -251,14 +257,15 @@ _DRAWN_AGAIN = (("digits", "photo"), ("digits", "street"), ("rotated-digits", "M
 
 _PRINT_HASHES = f"""
 import hashlib
-from fedshift.data.builtin import BUILTIN
+from fedshift.data.registry import DATASETS
 for name, domain in {_DRAWN_AGAIN}:
-    data = BUILTIN[name].load(domain)
+    data = DATASETS[name](None).load(domain)
     for split in (data.train, data.val, data.test):
         print(hashlib.sha256(split.inputs.tobytes() + split.labels.tobytes()).hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_another_process_with_another_cache_draws_the_same_bytes(
     all_domains: dict[str, Domains], tmp_path: Path
 ) -> None:
@@ -276,7 +283,7 @@ def test_another_process_with_another_cache_draws_the_same_bytes(
 
 
 def test_pictures_and_masks_at_another_size() -> None:
-    data = BUILTIN["streets"].dataset(32)
+    data = BUILTIN["streets"](32)
     assert data.input_shape == (3, 32, 32)
     drawn, smaller = BUILTIN["streets"].load("dunes"), data.load("dunes")
     assert smaller.test.inputs.shape[1:] == (32, 32, 3)
@@ -287,5 +294,5 @@ def test_pictures_and_masks_at_another_size() -> None:
 
 
 def test_a_size_that_is_the_drawn_one_changes_nothing() -> None:
-    data = BUILTIN["rotated-digits"].dataset(32).load("M30")
+    data = BUILTIN["rotated-digits"](32).load("M30")
     assert np.array_equal(data.train.inputs, BUILTIN["rotated-digits"].load("M30").train.inputs)

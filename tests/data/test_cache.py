@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedshift.data import cache
 from fedshift.data.cache import cache_root, cached_arrays, cached_entry
 from fedshift.errors import InputError
 
@@ -114,6 +115,30 @@ def test_two_processes_making_one_entry_end_with_the_same_whole_arrays(own_cache
     assert outputs[0] == outputs[1]
     assert outputs[0] in (["0", "0", "200000"], ["1", "1", "200000"])
     assert len(list(own_cache.iterdir())) == 1
+
+
+def test_an_entry_that_appears_after_the_first_look_is_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clean = cache._remove_abandoned
+
+    def meanwhile(root: Path) -> None:
+        monkeypatch.setattr(cache, "_remove_abandoned", clean)
+        cached_arrays("key", lambda: {"x": np.array([1])})  # Another process stores it just now.
+
+    monkeypatch.setattr(cache, "_remove_abandoned", meanwhile)
+    assert cached_arrays("key", lambda: {"x": np.array([2])})["x"][0] == 1
+    assert len(list(own_cache.iterdir())) == 1
+
+
+def test_an_entry_taken_away_at_once_is_made_again(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish = cache._publish
+
+    def taken(made: Path, final: Path) -> None:
+        monkeypatch.setattr(cache, "_publish", publish)
+        publish(made, final)
+        cache._discard(final, final.parent)
+
+    monkeypatch.setattr(cache, "_publish", taken)
+    assert cached_arrays("key", lambda: {"x": np.array([3])})["x"][0] == 3
 
 
 def test_leftovers_of_a_killed_process_go_after_a_day(own_cache: Path) -> None:

@@ -42,7 +42,7 @@ def test_images_of_twelve_bits_in_sixteen_are_counted_and_the_first_is_named(roo
     report = check(root)
     assert report.ok
     (warning,) = [warning for warning in report.warnings if "16 bits" in warning]
-    assert warning.startswith("2 images of b have 16 bits a value but none above 4095, so they are nearly black; ")
+    assert warning.startswith("2 images of b have 16 bits per value but none above 4095, so they are nearly black; ")
     assert "the first is b/y/001.png." in warning and "(12 bits: by 16)" in warning
     again = open_dataset(DataSource(data_dir=root)).load("b")
     assert sorted(again.dark) == ["b/y/001.png", "b/y/003.png"], "remembered with what was decoded"

@@ -10,17 +10,9 @@ from datafiles import picture, png, png_of_declared_size
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedshift.data.decoding import UnreadableError, common_size, decode_image, image_size, is_dark
 from fedshift.data.domain import VOID
-from fedshift.data.images import (
-    MaskCode,
-    UnreadableError,
-    common_size,
-    decode_image,
-    decode_mask,
-    decode_mask_values,
-    image_size,
-    is_dark,
-)
+from fedshift.data.formats.masks import MaskCode, decode_mask, decode_mask_values
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options: object) -> bytes:

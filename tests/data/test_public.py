@@ -10,10 +10,10 @@ from datafiles import picture, save, write_classes
 from PIL import Image
 
 from fedshift.data import VOID, Dataset, DataSource, Domain
-from fedshift.data.public import PUBLIC, how_to_get, survey_public
-from fedshift.data.publicforms import images_from_mat, labels_from_mat, read_idx
+from fedshift.data.formats.public import PUBLIC, how_to_get, survey_public
+from fedshift.data.formats.public_layouts import images_from_mat, labels_from_mat, read_idx
+from fedshift.data.index.survey import open_survey
 from fedshift.data.registry import list_datasets, open_dataset, survey
-from fedshift.data.survey import open_survey
 from fedshift.errors import InputError
 
 

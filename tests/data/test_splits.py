@@ -13,7 +13,7 @@ from fedshift.data.splits import (
     complete_splits,
     find_lists,
     hold_out,
-    places,
+    positions,
     read_list,
 )
 
@@ -23,22 +23,22 @@ def names(count: int, label: str = "dog") -> list[str]:
 
 
 def test_places_are_the_same_on_every_machine_and_for_ever() -> None:
-    np.testing.assert_allclose(places(["dog/1.jpg", "dog/2.jpg"]), [0.9883411153823043, 0.81603134], rtol=1e-7)
+    np.testing.assert_allclose(positions(["dog/1.jpg", "dog/2.jpg"]), [0.9883411153823043, 0.81603134], rtol=1e-7)
 
 
 def test_two_spellings_of_an_accent_are_one_name() -> None:
-    composed, decomposed = places(["caf\u00e9.png", "cafe\u0301.png"])
+    composed, decomposed = positions(["caf\u00e9.png", "cafe\u0301.png"])
     assert composed == decomposed
 
 
 def test_names_that_are_not_unicode_have_a_place() -> None:
-    (place,) = places([b"\xff\xfe.png".decode("utf-8", "surrogateescape")])
+    (place,) = positions([b"\xff\xfe.png".decode("utf-8", "surrogateescape")])
     assert 0 <= place < 1
 
 
 def test_a_name_alone_decides() -> None:
     chosen = choose_splits(names(10_000), ["dog"] * 10_000)
-    place = places(names(10_000))
+    place = positions(names(10_000))
     np.testing.assert_array_equal(chosen, np.where(place < 0.8, TRAIN, np.where(place < 0.9, VAL, TEST)))
     assert np.bincount(chosen).tolist() == [8011, 989, 1000]
 
@@ -55,8 +55,8 @@ def test_tiny_classes_train_first_then_test_then_validate(seed: int) -> None:
         tiny = names(count, f"class{seed}")
         chosen = choose_splits(tiny, ["x"] * count)
         assert set(chosen.tolist()) == least
-        # Still in the order of places: whoever had to move is the nearest neighbour.
-        order = np.argsort(places(tiny))
+        # Still in the order of positions: the sample that had to move is the nearest neighbour.
+        order = np.argsort(positions(tiny))
         assert (np.diff(chosen[order]) >= 0).all()
 
 
@@ -77,7 +77,7 @@ def test_equal_names_stay_together_even_where_a_tiny_class_needs_one_moved() -> 
 
 def test_hold_out_takes_a_tenth_but_never_the_only_one() -> None:
     held = hold_out(names(10_000), ["dog"] * 10_000)
-    np.testing.assert_array_equal(held, places(names(10_000)) >= 0.9)
+    np.testing.assert_array_equal(held, positions(names(10_000)) >= 0.9)
     for seed in range(40):
         assert not hold_out(names(1, f"c{seed}"), ["x"]).any()
         assert hold_out(names(3, f"c{seed}"), ["x"] * 3).sum() in (1, 2)
@@ -126,10 +126,10 @@ def test_list_lines_in_every_form_that_data_sets_use(tmp_path: Path) -> None:
 
 
 def test_lists_are_found_under_the_names_public_sets_give_them(tmp_path: Path) -> None:
-    assert find_lists([tmp_path / "nowhere", tmp_path], ["art"]) == {}
+    assert find_lists([tmp_path / "nowhere", tmp_path], ["art"], Path.is_file) == {}
     for name in ("art_train_kfold.txt", "art_crossval_kfold.txt", "photo_test.txt"):
         (tmp_path / name).touch()
-    assert find_lists([tmp_path / "nowhere", tmp_path], ["art"]) == {
+    assert find_lists([tmp_path / "nowhere", tmp_path], ["art"], Path.is_file) == {
         tmp_path / "art_train_kfold.txt": "train",
         tmp_path / "art_crossval_kfold.txt": "val",
     }

@@ -1,38 +1,27 @@
-"""One federation for all tests that need one; they share a worker, in the group `federation`."""
+"""One federation for all tests that need one and kill nothing. They share a worker of xdist, the group `federation`."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from loopback import Loopback
-
-SITES = ("amber", "blue", "coral", "pooled")
-"""`pooled` is there for the bounds that bring data together: somebody has to hold it."""
-ABSENT = "spare"
-"""A site of the federation that nobody has started."""
-OBSERVER = "nurse@example.org"
+from loopback import SITES, STRICT, Loopback, federation
 
 
 @pytest.fixture(scope="session")
-def loopback(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Iterator[Loopback]:
-    root = tmp_path_factory.mktemp("federation")
+def two_sites(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Iterator[Loopback]:
+    """The coordinator, and the sites amber and blue."""
+    with federation(tmp_path_factory.mktemp("federation"), tiny_data, SITES[:2]) as started:
+        yield started
 
-    def data(site: str) -> Path:
-        """Every site has a folder of its own; clients of some baselines are given a copy of the home's data."""
-        folder = root / "data" / site
-        if not folder.exists():
-            folder.mkdir(parents=True)
-            for name in ("amber", "blue", "pooled") if site == "pooled" else (site, "dim"):
-                known = tiny_data / f"{name}.npz"
-                shutil.copy(known if known.exists() else tiny_data / "coral.npz", folder / f"{name}.npz")
-        return folder
 
-    federation = Loopback(root, data, SITES, (ABSENT,), (OBSERVER,))
-    try:
-        federation.start()
-        yield federation
-    finally:
-        federation.close()
+@pytest.fixture(scope="session")
+def loopback(two_sites: Loopback) -> Loopback:
+    """The same federation with all its sites."""
+    strict = two_sites.root / "strict.yaml"
+    strict.write_text("min_samples: 2\nallow: [facts, counts]\n")
+    two_sites.start_site(STRICT, strict)
+    two_sites.start_sites(*SITES[2:])
+    two_sites.wait_until_online(STRICT)
+    return two_sites

@@ -1,14 +1,15 @@
-"""A federation on this machine: a server and sites, each a process of its own, with mutual TLS on 127.0.0.1."""
+"""A federation on this machine: a server and sites, each in its own process, with mutual TLS on 127.0.0.1."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,16 @@ import yaml
 
 from fedshift.federation.engines.nvflare.kits import COORDINATOR_USER, Coordinator
 from fedshift.federation.engines.nvflare.session import Server
+
+SITES = ("amber", "blue", "coral", "pooled")
+"""`pooled` holds the data of several sites, for the bounds that train on all of it in one place."""
+STRICT = "strict"
+"""A site whose policy lets no weights out."""
+ABSENT = "spare"
+"""A site of the federation that is never started."""
+OBSERVER = "nurse@example.org"
+
+ROOT = Path(__file__).parent.parent.parent
 
 LOST_AFTER = 10
 PATIENCE = 120.0
@@ -39,23 +50,16 @@ def wait_for(what: str, is_so: Callable[[], object], patience: float = PATIENCE)
 
 
 class Loopback:
-    """Started and stopped with the commands a user has."""
+    """Starts and stops everything with the commands that users have."""
 
-    def __init__(
-        self,
-        root: Path,
-        data: Callable[[str], Path],
-        sites: Sequence[str],
-        absent: Sequence[str],
-        observers: Sequence[str],
-    ) -> None:
-        self.root, self.data, self.sites = root, data, tuple(sites)
+    def __init__(self, root: Path, data: Callable[[str], Path], sites: Sequence[str], observers: Sequence[str]) -> None:
+        self.root, self.data = root, data
         self.port = free_port()
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         project = {
             "name": "loopback",
             "address": f"localhost:{self.port}",
-            "sites": [*sites, *absent],
+            "sites": list(sites),
             "observers": list(observers),
             "lost_after": LOST_AFTER,
         }
@@ -67,7 +71,7 @@ class Loopback:
         assert done.returncode == 0, done.stderr
         self.coordinator = root / "fed" / "coordinator"
         self.policy = root / "policy.yaml"
-        self.policy.write_text("min_samples: 2\n")
+        self.policy.write_text("min_samples: 2\nimports: [examples.fedprox]\n")
 
     def kit(self, site: str) -> Path:
         return self.root / "fed" / "sites" / site
@@ -79,11 +83,15 @@ class Loopback:
         words = ("--data", self.data(site), "--policy", policy or self.policy)
         self._start(site, fedshift("site", "start", self.kit(site), *words))
 
-    def start(self) -> None:
-        self.start_coordinator()
-        for site in self.sites:
+    def start_sites(self, *sites: str) -> None:
+        for site in sites:
             self.start_site(site)
-        self.wait_until_online(*self.sites)
+        self.wait_until_online(*sites)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites that are running."""
+        return tuple(name for name in self.running if name != "coordinator")
 
     def wait_until_online(self, *sites: str, since: float = 0.0) -> None:
         wait_for("the server listens", self._listens)
@@ -99,7 +107,7 @@ class Loopback:
             server.close()
 
     def tree(self, name: str) -> list[psutil.Process]:
-        """A started command and all below it."""
+        """The process of a started command and all its descendants."""
         root = psutil.Process(self.running[name].pid)
         return [root, *root.children(recursive=True)]
 
@@ -130,10 +138,37 @@ class Loopback:
     def _start(self, name: str, command: list[str]) -> None:
         with (self.root / f"{name}.out").open("ab") as output:
             self.running[name] = subprocess.Popen(
-                command, stdout=output, stderr=output, env={**os.environ, "OMP_NUM_THREADS": "1"}
+                command,
+                stdout=output,
+                stderr=output,
+                # The examples stand for a package that is installed at the sites.
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
             )
 
     def _listens(self) -> bool:
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
             return True
         return False
+
+
+@contextmanager
+def federation(root: Path, tiny_data: Path, sites: Sequence[str]) -> Iterator[Loopback]:
+    """A coordinator and `sites`, running. Kits exist for all."""
+
+    def data(site: str) -> Path:
+        """Each site's own folder. It also holds a copy of the home's data, which some baselines give to clients."""
+        folder = root / "data" / site
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            for name in ("amber", "blue", "pooled") if site == "pooled" else (site, "dim"):
+                known = tiny_data / f"{name}.npz"
+                shutil.copy(known if known.exists() else tiny_data / "coral.npz", folder / f"{name}.npz")
+        return folder
+
+    loopback = Loopback(root, data, (*SITES, STRICT, ABSENT), (OBSERVER,))
+    try:
+        loopback.start_coordinator()
+        loopback.start_sites(*sites)
+        yield loopback
+    finally:
+        loopback.close()

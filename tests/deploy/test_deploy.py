@@ -210,7 +210,7 @@ def test_a_site_that_differs_is_named(change: dict[str, Any], code: str, says: s
 
 
 def test_the_coordinator_cannot_say_where_a_site_reads_or_writes(tmp_path: Path) -> None:
-    settings = SiteSettings("north", "/data", policy={"min_samples": 50})
+    settings = SiteSettings("north", "/data", "fedshift.runs.worker", policy={"min_samples": 50})
     reading = {"image_size": None, "label_column": None, "task": None, "classes": None}
     part = {"role": "labelled", "domains": ["north"], "reading": reading, "train_cap": None, "train_share": 1.0}
     part["copies"] = []

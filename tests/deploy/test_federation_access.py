@@ -1,4 +1,4 @@
-"""Who is refused, and what never leaves a site. Named by what must fail."""
+"""Who is refused, and what never leaves a site. The names of the tests say what must fail."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import shutil
 import socket
 import ssl
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from conftest import ABSENT, OBSERVER
-from loopback import Loopback, fedshift, wait_for
+from loopback import ABSENT, OBSERVER, SITES, STRICT, Loopback, fedshift, wait_for
 
 from fedshift.deploy.project import Project
 from fedshift.deploy.provision import init_federation
@@ -23,7 +21,7 @@ from fedshift.federation.engines.nvflare.session import Server
 from fedshift.runs.config import make_config
 from fedshift.runs.execute import run
 
-pytestmark = [pytest.mark.xdist_group("federation"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.xdist_group("federation"), pytest.mark.timeout(900), pytest.mark.slow]
 
 
 def refused(loopback: Loopback, context: ssl.SSLContext) -> bool:
@@ -89,7 +87,9 @@ def test_plain_text_is_refused(loopback: Loopback) -> None:
 def test_a_site_with_the_name_of_another_is_refused(loopback: Loopback, tmp_path: Path) -> None:
     """blue's certificate, in a kit that says it is a site that is away."""
     kit = tmp_path / "impostor"
-    shutil.copytree(loopback.kit("blue"), kit, ignore=shutil.ignore_patterns("runs", "*.log", "*.txt", "*.out"))
+    shutil.copytree(
+        loopback.kit("blue"), kit, ignore=shutil.ignore_patterns("runs", "last-end", "*.log", "*.txt", "*.out")
+    )
     startup = kit / "startup" / "fed_client.json"
     startup.write_text(startup.read_text().replace('"blue"', f'"{ABSENT}"'))
     server_log = loopback.coordinator / "server" / "server.out"
@@ -107,7 +107,7 @@ def test_a_site_with_the_name_of_another_is_refused(loopback: Loopback, tmp_path
 def test_an_observer_may_look_but_not_submit(loopback: Loopback, tmp_path: Path) -> None:
     observer = Server(loopback.root / "fed" / "observers" / OBSERVER, OBSERVER)
     try:
-        assert {site.name for site in observer.online()} >= set(loopback.sites)
+        assert {site.name for site in observer.online()} >= {*SITES, STRICT}
         with pytest.raises(InputError) as caught:
             observer.submit(write_job(tmp_path, ["amber"], "/nowhere"))
         assert caught.value.code == "not-allowed"
@@ -115,71 +115,78 @@ def test_an_observer_may_look_but_not_submit(loopback: Loopback, tmp_path: Path)
         observer.close()
 
 
-def ends_badly(loopback: Loopback, job: Path) -> str:
-    """How a job that must not run ends: refused when submitted, or failed before it starts."""
-    server = Server(Coordinator.read(loopback.coordinator).admin_kit, COORDINATOR_USER)
-    try:
-        try:
-            name = server.submit(job)
-        except FedshiftError as error:
-            return error.code
-        wait_for("the job ends", lambda: server.has_ended(name), 90)
-        return str(server.has_ended(name))
-    finally:
-        server.close()
-
-
-def test_a_job_with_code_is_refused(loopback: Loopback, tmp_path: Path) -> None:
-    job, trace = write_job(tmp_path, ["amber"], "/nowhere"), tmp_path / "trace"
+def with_code(folder: Path, trace: Path) -> Path:
+    """A job that brings code, which would write the file `trace`."""
+    job = write_job(folder, ["amber"], "/nowhere")
     code = job / "app" / "custom"
     code.mkdir()
     (code / "evil.py").write_text(f"open({str(trace)!r}, 'w')\n")
     config = job / "app" / "config" / "config_fed_client.json"
     config.write_text(config.read_text().replace("fedshift.federation.engines.nvflare.executor.SiteDoor", "evil.Evil"))
-    ended = ends_badly(loopback, job)
-    assert ended != "FINISHED:COMPLETED" and not trace.exists(), ended
+    return job
 
 
-@pytest.mark.parametrize("half", ["server", "client"])
-def test_a_class_outside_the_allow_list_is_refused(loopback: Loopback, tmp_path: Path, half: str) -> None:
-    """Even one that NVFlare ships and allows by itself."""
+def with_other_class(folder: Path, half: str, bridge: Path) -> Path:
+    """A job in which the server or the site runs a class that NVFlare ships and allows by default."""
     allowed = {"server": "controller.Bridge", "client": "executor.SiteDoor"}[half]
     other = {
         "server": "nvflare.app_common.workflows.cross_site_model_eval.CrossSiteModelEval",
         "client": "nvflare.app_common.np.np_trainer.NPTrainer",
     }[half]
+    job = write_job(folder, ["amber"], str(bridge))
+    config = job / "app" / "config" / f"config_fed_{half}.json"
+    config.write_text(
+        config.read_text()
+        .replace(f"fedshift.federation.engines.nvflare.{allowed}", other)
+        .replace(f'"address": "{bridge}"', "")
+    )
+    return job
+
+
+@pytest.fixture(scope="module")
+def endings(loopback: Loopback, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """How jobs end that must not run: refused when submitted, or failed before they start. All are submitted before the
+    first is waited for."""
+    folder = tmp_path_factory.mktemp("jobs")
+    server = Server(Coordinator.read(loopback.coordinator).admin_kit, COORDINATOR_USER)
+    submitted, ended = {}, {}
     with socket.socket(socket.AF_UNIX) as bridge:
-        bridge.bind(str(tmp_path / "b"))
+        bridge.bind(str(folder / "b"))
         bridge.listen()
-        job = write_job(tmp_path, ["amber"], str(tmp_path / "b"))
-        config = job / "app" / "config" / f"config_fed_{half}.json"
-        config.write_text(
-            config.read_text()
-            .replace(f"fedshift.federation.engines.nvflare.{allowed}", other)
-            .replace(f'"address": "{tmp_path / "b"}"', "")
-        )
-        ended = ends_badly(loopback, job)
-    assert ended != "FINISHED:COMPLETED"
+        jobs = {half: with_other_class(folder / half, half, folder / "b") for half in ("server", "client")}
+        jobs["code"] = with_code(folder / "code", folder / "trace")
+        try:
+            for name, job in jobs.items():
+                try:
+                    submitted[name] = server.submit(job)
+                except FedshiftError as error:
+                    ended[name] = error.code
+            for name, job_id in submitted.items():
+                wait_for(f"the job {name} ends", lambda job_id=job_id: server.has_ended(job_id), 90)
+                ended[name] = str(server.has_ended(job_id))
+        finally:
+            server.close()
+    return ended | {"trace": "exists" if (folder / "trace").exists() else "none"}
+
+
+def test_a_job_with_code_is_refused(endings: dict[str, str]) -> None:
+    assert endings["code"] != "FINISHED:COMPLETED" and endings["trace"] == "none", endings
+
+
+@pytest.mark.parametrize("half", ["server", "client"])
+def test_a_class_outside_the_allow_list_is_refused(loopback: Loopback, endings: dict[str, str], half: str) -> None:
+    """Even one that NVFlare ships and allows by default."""
+    assert endings[half] != "FINISHED:COMPLETED"
     logs = loopback.coordinator / "server" if half == "server" else loopback.kit("amber")
     assert "is not in allow_list" in "".join(path.read_text() for path in logs.glob("*.out"))
 
 
 def test_the_policy_of_a_site_has_the_last_word_and_its_ledger_tells(loopback: Loopback, tmp_path: Path) -> None:
-    strict = tmp_path / "strict.yaml"
-    strict.write_text("min_samples: 2\nallow: [facts, counts]\n")
-    assert loopback.stop("coral") == 0
-    loopback.start_site("coral", strict)
-    try:
-        loopback.wait_until_online("coral", since=time.time())
-        keys = {"method": "fedavg", "arch": "digits-csac", "rounds": 1, "sources": ["amber", "coral"]}
-        config = make_config(keys | {"target": "blue", "engine": "nvflare", "federation": loopback.coordinator})
-        results = run(config, tmp_path / "run")
-    finally:
-        loopback.stop("coral")
-        loopback.start_site("coral")
-        loopback.wait_until_online("coral", since=time.time())
+    keys = {"method": "fedavg", "arch": "digits-csac", "rounds": 1, "sources": ["amber", STRICT]}
+    config = make_config(keys | {"target": "blue", "engine": "nvflare", "federation": loopback.coordinator})
+    results = run(config, tmp_path / "run")
     assert results["counters"] == {"failed.site-policy": 1}
-    folder = loopback.kit("coral") / "runs" / (tmp_path / "run" / ".identity").read_text()
+    folder = loopback.kit(STRICT) / "runs" / (tmp_path / "run" / ".identity").read_text()
     left = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     assert {row["kind"] for row in left} == {"facts", "counts"}
     assert "policy does not allow 'weights'" in (folder / "site.log").read_text()

@@ -1,4 +1,4 @@
-"""kill -9 of anything: the run goes on with the quorum, or stops with exit code 3 and is resumed to the same model."""
+"""After kill -9 of any process, the run continues with the quorum, or it stops with exit code 3 and can be resumed."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import json
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from loopback import Loopback, fedshift, wait_for
+from loopback import Loopback, federation, fedshift, wait_for
 
 from fedshift._version import __version__
 from fedshift.runs.config import make_config
 from fedshift.runs.execute import run
 
-pytestmark = [pytest.mark.xdist_group("federation"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.xdist_group("crashes"), pytest.mark.timeout(900), pytest.mark.slow]
 
 LONG = 240.0
 """Seconds that nothing here takes, even on a machine with other work to do."""
-WORKER = "fedshift.federation.engines.worker"
+WORKER = "fedshift.runs.worker"
 SITE_JOB = "nvflare.private.fed.app.client.worker_process"
 SETTINGS: dict[str, Any] = {
     "method": "fedavg",
@@ -30,6 +31,13 @@ SETTINGS: dict[str, Any] = {
     "sources": ["amber", "blue"],
     "target": "coral",
 }
+
+
+@pytest.fixture(scope="module")
+def loopback(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Iterator[Loopback]:
+    """A federation that no other module uses, so that both can be tested at the same time."""
+    with federation(tmp_path_factory.mktemp("crashes"), tiny_data, ("amber", "blue", "coral")) as started:
+        yield started
 
 
 def train(loopback: Loopback, out: Path, rounds: int, *more: str) -> subprocess.Popen[str]:
@@ -88,7 +96,7 @@ def test_a_killed_child_costs_its_reply_and_a_killed_site_comes_back(loopback: L
     assert "missing.crashed x1" in errors and "missing.unreachable x" in errors
     trained = rounds_in_ledger(loopback, "blue", out)
     assert set(range(1, max(trained))) - trained, "blue missed at least the round in which it was killed"
-    assert set(range(1, max(trained))) <= rounds_in_ledger(loopback, "amber", out), "the others went on"
+    assert set(range(1, max(trained))) <= rounds_in_ledger(loopback, "amber", out), "the others continued"
     loopback.wait_until_online(*loopback.sites, since=lost)
 
 

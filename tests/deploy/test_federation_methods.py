@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loopback import Loopback
+from loopback import ROOT, SITES, STRICT, Loopback
 
+from fedshift import registry
 from fedshift.data import DataSource
 from fedshift.errors import SiteError
 from fedshift.federation import codec
@@ -44,11 +45,26 @@ ROLES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def shared_link(loopback: Loopback) -> Iterator[links.Link]:
     """One job for all methods: starting one takes as long as several of these runs."""
-    link = links.Link(Coordinator.read(loopback.coordinator), loopback.sites)
+    link = links.Link(Coordinator.read(loopback.coordinator), SITES)
     yield link
     link.close()
 
 
+def test_two_sites_give_the_same_bytes_as_one_process(two_sites: Loopback, tiny_data: Path, tmp_path: Path) -> None:
+    """From the survey of the sites to the model, as `fedshift train` does it. The target is the coordinator's own."""
+    roles = {"sources": ["amber", "blue"], "target": "dim", "data_dir": tiny_data, "policy": {"min_samples": 2}}
+    common: dict[str, Any] = {"method": "kd3a", "arch": "digits-csac", "rounds": 2, "batch_size": 16, **roles}
+    here = run(make_config(common | {"workers": 0}), tmp_path / "here")
+    there = run(make_config(common | {"engine": "nvflare", "federation": two_sites.coordinator}), tmp_path / "there")
+    assert_same(there, here)
+
+
+def assert_same(there: dict[str, Any], here: dict[str, Any]) -> None:
+    for key in ("model_sha256", "per_target", "bytes", "counters"):
+        assert there[key] == here[key], key
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_bytes_as_in_one_process(
     method: str,
@@ -64,6 +80,7 @@ def test_the_same_bytes_as_in_one_process(
         "setting": setting,
         "arch": "digits-csac",
         "rounds": 2,
+        "evaluate_every": 2,
         "batch_size": 16,
         "data_dir": tiny_data,
         **ROLES[setting],
@@ -78,19 +95,52 @@ def test_the_same_bytes_as_in_one_process(
         federated["policy"] = {"min_samples": 2}  # Of the home, the coordinator's own data.
     there = run(make_config(common | federated), tmp_path / "there")
 
-    assert there["model_sha256"] == here["model_sha256"]
-    assert there["per_target"] == here["per_target"] and there["bytes"] == here["bytes"]
-    assert there["counters"] == here["counters"]
+    assert_same(there, here)
+
+
+@pytest.mark.slow
+def test_a_users_own_method_runs_where_sites_allow_its_module(
+    loopback: Loopback,
+    shared_link: links.Link,
+    tiny_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.setattr(registry, "_allowed", {"examples.fedprox"})
+    monkeypatch.setattr(METHODS, "_values", dict(METHODS._values))
+    keys: dict[str, Any] = {"method": "examples.fedprox:FedProx", "arch": "digits-csac", "rounds": 2, "batch_size": 16}
+    common = {**keys, "data_dir": tiny_data, **ROLES["generalize"]}
+    here = run(make_config(common | {"workers": 0, "policy": {"min_samples": 2}}), tmp_path / "here")
+    monkeypatch.setattr(links, "Link", lambda coordinator, wanted: shared_link)
+    monkeypatch.setattr(shared_link, "close", lambda: None)
+    federated = {"engine": "nvflare", "federation": loopback.coordinator}
+    assert_same(run(make_config(common | federated), tmp_path / "there"), here)
+
+
+@pytest.mark.slow
+def test_a_site_that_does_not_allow_a_module_refuses_by_code(
+    loopback: Loopback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The site has the module; its policy does not list it."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.setattr(registry, "_allowed", {"examples.fedprox"})
+    monkeypatch.setattr(METHODS, "_values", dict(METHODS._values))
+    keys: dict[str, Any] = {"method": "examples.fedprox:FedProx", "arch": "digits-csac", "rounds": 1}
+    federated = {"engine": "nvflare", "federation": loopback.coordinator}
+    with pytest.raises(SiteError, match=r"strict: unknown-name"):
+        run(make_config({**keys, **federated, "sources": ["amber", STRICT]}), tmp_path / "run")
 
 
 def surveying(link: links.Link) -> Nvflare:
     return Nvflare(link, "0" * 16, [SiteSpec("amber", "held-out", DataSource(), ("amber",), Path())], None)
 
 
+@pytest.mark.slow
 def test_a_site_past_the_deadline_is_late_and_its_worker_replaced(loopback: Loopback, shared_link: links.Link) -> None:
     engine = surveying(shared_link)
     assert survey_sites(engine, ["amber"])["amber"].classes == ("0", "1", "2")
-    (worker,) = [p for p in loopback.tree("amber") if "fedshift.federation.engines.worker" in p.cmdline()]
+    (worker,) = [p for p in loopback.tree("amber") if "fedshift.runs.worker" in p.cmdline()]
     worker.suspend()  # It neither answers nor goes away.
     question = Request("amber", "survey.look", 0, "n", codec.pack({}))
     assert dict(engine.call([question], 2.0)) == {"amber": Failure("late")}
@@ -98,6 +148,7 @@ def test_a_site_past_the_deadline_is_late_and_its_worker_replaced(loopback: Loop
     assert set(survey_sites(engine, ["amber"])) == {"amber"}
 
 
+@pytest.mark.slow
 def test_a_data_folder_that_vanished_is_told_by_code_and_no_path_crosses(
     loopback: Loopback, shared_link: links.Link
 ) -> None:

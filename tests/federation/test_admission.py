@@ -11,7 +11,7 @@ import torch
 
 from fedshift.federation import codec
 from fedshift.federation.admission import Failed, Refused, admit
-from fedshift.federation.kinds import Count, Release, Tally, Weights, kinds
+from fedshift.federation.releases import Count, Release, Tally, Weights, kinds
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import Request, Step
 

@@ -1,4 +1,4 @@
-"""The in-process engine: what happens to a site that crashes, hangs, or raises."""
+"""The engine on one machine: what happens when a site crashes, hangs or raises an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedshift.federation.step import Request
 from fedshift.methods.averaging import train
 from fedshift.runs.config import make_config
 from fedshift.runs.execute import run
-from fedshift.runs.planning import _site_spec, prepare
+from fedshift.runs.planning import WORKER, _site_spec, prepare
 
 
 @pytest.fixture
@@ -36,24 +36,34 @@ def hello(site: str) -> Request:
     return Request(site, introduce.name, 0, "n", codec.pack({"rewind_to": 0}))
 
 
+def forked(sites: list[Any], prepared: Any) -> Parallel:
+    return Parallel.forked(sites, prepared.plan, prepared.open_dataset, workers=1)
+
+
+def spawned(sites: list[Any], prepared: Any) -> Parallel:
+    return Parallel.spawned(sites, prepared.plan, WORKER, workers=1)
+
+
+@pytest.mark.parametrize("start", [forked, spawned])
 @pytest.mark.timeout(120)
-def test_a_killed_worker_costs_its_reply_and_nothing_more(prepared: Any, tmp_path: Path) -> None:
-    engine = Parallel(specs(prepared, tmp_path), prepared.plan, workers=1)
+def test_a_killed_worker_costs_its_reply_and_nothing_more(start: Any, prepared: Any, tmp_path: Path) -> None:
+    engine = start(specs(prepared, tmp_path), prepared)
     try:
         assert isinstance(dict(engine.call([hello("amber")], None))["amber"], bytes)
-        os.kill(engine._idle[0]._process.pid, 9)
+        os.kill(engine._idle[0].pid, 9)
         outcomes = dict(engine.call([hello("amber"), hello("blue")], None))
         assert outcomes["amber"] == Failure("crashed") and isinstance(outcomes["blue"], bytes)
     finally:
         engine.close()
 
 
+@pytest.mark.parametrize("start", [forked, pytest.param(spawned, marks=pytest.mark.slow)])
 @pytest.mark.timeout(120)
-def test_a_site_past_the_deadline_is_late_and_its_worker_replaced(prepared: Any, tmp_path: Path) -> None:
-    engine = Parallel(specs(prepared, tmp_path), prepared.plan, workers=1)
+def test_a_site_past_the_deadline_is_late_and_its_worker_replaced(start: Any, prepared: Any, tmp_path: Path) -> None:
+    engine = start(specs(prepared, tmp_path), prepared)
     try:
         assert isinstance(dict(engine.call([hello("amber")], None))["amber"], bytes)
-        os.kill(engine._idle[0]._process.pid, 19)  # SIGSTOP: it neither answers nor goes away.
+        os.kill(engine._idle[0].pid, 19)  # SIGSTOP: it neither answers nor goes away.
         started = time.monotonic()
         assert dict(engine.call([hello("amber")], 0.5)) == {"amber": Failure("late")}
         assert time.monotonic() - started < 10
@@ -64,7 +74,7 @@ def test_a_site_past_the_deadline_is_late_and_its_worker_replaced(prepared: Any,
 
 
 def test_an_exception_stays_at_the_site_and_only_its_code_crosses(prepared: Any, tmp_path: Path) -> None:
-    engine = Sequential(specs(prepared, tmp_path), prepared.plan)
+    engine = Sequential(specs(prepared, tmp_path), prepared.plan, prepared.open_dataset)
     request = Request("amber", train.name, 1, "n", codec.pack({"model": {}}))
     ((_, data),) = engine.call([request], None)
     assert isinstance(data, bytes) and b"Traceback" not in data and b"Missing key" not in data
@@ -76,7 +86,7 @@ def test_an_exception_stays_at_the_site_and_only_its_code_crosses(prepared: Any,
 
 
 def test_an_unknown_step_and_a_wrong_payload_fail_closed(prepared: Any, tmp_path: Path) -> None:
-    engine = Sequential(specs(prepared, tmp_path), prepared.plan)
+    engine = Sequential(specs(prepared, tmp_path), prepared.plan, prepared.open_dataset)
     cases = {"step-unknown": ("os.system", {}), "message-invalid": (train.name, {"model": {}, "path": "/etc"})}
     for code, (step, payload) in cases.items():
         request = Request("amber", step, 1, "n", codec.pack(payload))

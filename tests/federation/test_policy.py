@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedshift.errors import SiteError
-from fedshift.federation.kinds import Count, MixtureTerms, Release, Weights
 from fedshift.federation.policy import Policy
+from fedshift.federation.releases import Count, MixtureTerms, Release, Weights
 
 OLD = {"w": torch.zeros(4), "n": torch.tensor(3)}
 

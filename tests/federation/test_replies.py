@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fedshift.federation import replies as module
-from fedshift.federation.kinds import Count, Release, Weights
-from fedshift.federation.replies import Replies
+from fedshift.federation import federation as module
+from fedshift.federation.federation import Replies
+from fedshift.federation.releases import Count, Release, Weights
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import Step
 from fedshift.functional.averaging import weighted_mean

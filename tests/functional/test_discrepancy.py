@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from fedshift.functional.discrepancy import discrepancy, pseudo_label_loss
-from fedshift.functional.reversal import reversal_strength, reverse_gradient
+from fedshift.functional.losses import discrepancy, pseudo_label_loss, reversal_strength, reverse_gradient
 
 
 def logits(*rows: tuple[float, ...]) -> torch.Tensor:

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from fedshift.functional.ensembles import equal_shares, inconsistency, mean_probability, mean_score
-from fedshift.functional.noise import add_noise
+from fedshift.functional.agreement import equal_shares, inconsistency, mean_probability, mean_score
+from fedshift.functional.averaging import add_noise
 
 # Two members, one sample, two classes: probabilities (0.8, 0.2) and (0.4, 0.6).
 SCORES = torch.tensor([[[math.log(4.0), 0.0]], [[math.log(2 / 3), 0.0]]])

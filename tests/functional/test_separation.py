@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedshift.functional.separation import separation
+from fedshift.functional.clusters import separation
 
 
 def test_two_pairs_on_a_rectangle_by_hand() -> None:

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift.federation.federation import Federation
-from fedshift.federation.replies import Replies
-from fedshift.methods.kd3a import KD3A, State, Trained
-from fedshift.methods.kd3a_keys import Hyper
-from fedshift.methods.kd3a_target import hear
+from fedshift.federation.federation import Federation, Replies
+from fedshift.methods.kd3a.kd3a import KD3A, State, Trained
+from fedshift.methods.kd3a.keys import Hyper
+from fedshift.methods.kd3a.target import hear
 from fedshift.methods.local import plain_network, weights_of
 from fedshift.runs import planning
 from fedshift.runs.config import make_config

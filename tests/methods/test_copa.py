@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.errors import InputError
-from fedshift.methods import copa_parts
 from fedshift.methods.base import SHARED
-from fedshift.methods.copa import Copa, train
-from fedshift.methods.copa_parts import Hyper, sum_of_losses
-from fedshift.nn.hybrid import HybridNorm
+from fedshift.methods.copa import parts
+from fedshift.methods.copa.copa import Copa, train
+from fedshift.methods.copa.parts import Hyper, sum_of_losses
 from fedshift.nn.network import Network
+from fedshift.nn.normalisation import HybridNorm
 from fedshift.runs import planning
 from fedshift.runs.config import apply_settings, make_config
 from fedshift.runs.execute import run
@@ -82,7 +82,7 @@ def test_the_loss_is_equation_5(
     keys: dict[str, Any], own_terms: int, others_see: str | None, open_federation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One batch with a tiny step: the released loss is that of the weights that were sent."""
-    monkeypatch.setattr(copa_parts, "rand_augment", darker)
+    monkeypatch.setattr(parts, "rand_augment", darker)
     method, base, fed = open_federation(copa=keys, lr=1e-12)
     state = method.init(base, fed)
     own, *others = classifiers(base, 3)
@@ -90,7 +90,7 @@ def test_the_loss_is_equation_5(
     each = {"amber": {"head": own, "frozen": frozen}}
     reply = fed.ask(("amber",), train, extractor=state.extractor, each=each)["amber"]
 
-    net = copa_parts.converted_network(fed.plan, method.hyper).train()
+    net = parts.converted_network(fed.plan, method.hyper).train()
     net.backbone.load_state_dict(dict(state.extractor))
     images, labels = training_data(fed, "amber")
     with torch.no_grad():
@@ -107,14 +107,14 @@ def test_one_step_follows_the_gradient_of_the_whole_of_equation_5(
     open_federation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F_i takes both terms, C_i the first only."""
-    monkeypatch.setattr(copa_parts, "rand_augment", darker)
+    monkeypatch.setattr(parts, "rand_augment", darker)
     method, base, fed = open_federation(lr=0.1, momentum=0.0, weight_decay=0.0)
     state = method.init(base, fed)
     own, *others = classifiers(base, 3)
     each = {"amber": {"head": own, "frozen": {"blue": others[0], "coral": others[1]}}}
     reply = fed.ask(("amber",), train, extractor=state.extractor, each=each)["amber"]
 
-    net = copa_parts.converted_network(fed.plan, method.hyper).train()
+    net = parts.converted_network(fed.plan, method.hyper).train()
     net.backbone.load_state_dict(dict(state.extractor))
     net.head.load_state_dict(own)
     images, labels = training_data(fed, "amber")
@@ -131,7 +131,7 @@ def test_one_step_follows_the_gradient_of_the_whole_of_equation_5(
 
 def test_frozen_classifiers_get_no_gradient_and_the_features_do() -> None:
     head = nn.Linear(4, 3)
-    frozen = [copa_parts.copy_of(head, nn.Linear(4, 3).state_dict()).requires_grad_(False) for _ in range(2)]
+    frozen = [parts.copy_of(head, nn.Linear(4, 3).state_dict()).requires_grad_(False) for _ in range(2)]
     features = torch.randn(5, 4, requires_grad=True)
     labels = torch.tensor([0, 1, 2, 1, 0])
     sum_of_losses(frozen, features, labels).backward()
@@ -188,9 +188,9 @@ def test_cutout_is_for_photographs(side: int, key: Any, cut: int, monkeypatch: p
         seen.append(size)
         return x
 
-    monkeypatch.setattr(copa_parts, "cutout", record)
+    monkeypatch.setattr(parts, "cutout", record)
     plan: Any = SimpleNamespace(model=SimpleNamespace(input_shape=(3, side, side)))
-    look = copa_parts.second_look(Hyper(cutout=key), plan, copa_parts.Rng.of("x"))
+    look = parts.second_look(Hyper(cutout=key), plan, parts.Rng.of("x"))
     assert look is not None
     x = torch.rand(8, 3, side, side)
     assert look(x).shape == x.shape and not torch.equal(look(x), x)

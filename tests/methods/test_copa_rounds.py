@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.federation import codec
-from fedshift.federation.replies import Replies
-from fedshift.methods import copa
+from fedshift.federation.federation import Replies
+from fedshift.functional.averaging import weighted_mean
 from fedshift.methods.base import SHARED
-from fedshift.methods.copa import Copa, State, Trained, TrainedTogether
-from fedshift.methods.copa_parts import Hyper
+from fedshift.methods.copa import copa
+from fedshift.methods.copa.copa import Copa, State, Trained, TrainedTogether
+from fedshift.methods.copa.parts import Hyper
 from fedshift.nn.archs import build_network
-from fedshift.nn.hybrid import HybridNorm
 from fedshift.nn.network import Network
+from fedshift.nn.normalisation import HybridNorm
 from fedshift.runs import planning
 from fedshift.runs.config import make_config
 
@@ -31,6 +32,8 @@ SITES = ("amber", "blue", "coral")
 
 class Scripted:
     """A federation whose sites answer by script: (site, round) -> release; who has none is missing."""
+
+    average = staticmethod(weighted_mean)
 
     def __init__(self, answers: dict[tuple[str, int], Any], sites: tuple[str, ...] = SITES) -> None:
         shape = SimpleNamespace(input_shape=(3, 16, 16))

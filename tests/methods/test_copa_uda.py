@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedshift.data.batches import LabelledBatch
 from fedshift.errors import InputError
 from fedshift.federation import codec
-from fedshift.federation.replies import Replies
-from fedshift.methods import copa_parts, copa_uda
+from fedshift.federation.federation import Replies
 from fedshift.methods.base import SHARED
-from fedshift.methods.copa import State
-from fedshift.methods.copa_uda import CopaUda, LocalModel, Trained, train
+from fedshift.methods.copa import copa_uda, parts
+from fedshift.methods.copa.copa import State
+from fedshift.methods.copa.copa_uda import CopaUda, LocalModel, Trained, train
 from fedshift.nn.network import Network
 from fedshift.runs import planning
 from fedshift.runs.config import make_config
@@ -98,7 +99,7 @@ def test_a_local_model_predicts_by_the_mean_of_its_classifiers(rule: str, open_f
     method, base, fed = open_federation(**{"copa-uda": {"predict": rule}})
     extractor, heads = method.init(base, fed).extractor, classifiers(base, 3)
     found = fed.at_home(copa_uda.predict, model=LocalModel("amber", extractor, heads))
-    net = copa_parts.converted_network(fed.plan, method.hyper).eval()
+    net = parts.converted_network(fed.plan, method.hyper).eval()
     net.backbone.load_state_dict(dict(extractor))
     with torch.no_grad():
         features = net.features(target_images(fed))
@@ -212,7 +213,7 @@ def test_one_step_of_fine_tuning_follows_the_gradient(
     collaboration: str, open_federation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F_t takes both terms, C_t the first only (both where there are no frozen ones), and the frozen stay."""
-    monkeypatch.setattr(copa_parts, "rand_augment", darker)
+    monkeypatch.setattr(parts, "rand_augment", darker)
     keys = {"copa-uda": {"collaboration": collaboration}, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}
     method, base, fed = open_federation(**keys)
     extractor = method.init(base, fed).extractor
@@ -226,7 +227,7 @@ def test_one_step_of_fine_tuning_follows_the_gradient(
     asked = [{key: value.clone() for key, value in head.items()} for head in others]
     tuned = fed.at_home(copa_uda.fine_tune, extractor=extractor, head=own, frozen=frozen, labels=labels, kept=kept)
 
-    net = copa_parts.converted_network(fed.plan, method.hyper).train()
+    net = parts.converted_network(fed.plan, method.hyper).train()
     net.backbone.load_state_dict(dict(extractor))
     net.head.load_state_dict(own)
     images, truth = target_images(fed)[kept], labels[kept]
@@ -252,10 +253,11 @@ def test_one_step_of_fine_tuning_follows_the_gradient(
 
 def test_frozen_classifiers_take_no_gradient_and_hand_it_on(open_federation: Any) -> None:
     method, base, fed = open_federation()
-    net = copa_parts.converted_network(fed.plan, method.hyper).train()
-    judges = copa_parts.judges_of(net, {"amber": base.head.state_dict(), "blue": base.head.state_dict()}, method.hyper)
-    loss_of = copa_parts.collaborative_loss(net, judges, lambda x: x.flip(3))
-    loss_of(target_images(fed)[:8], torch.arange(8) % 3).backward()
+    net = parts.converted_network(fed.plan, method.hyper).train()
+    judges = parts.judges_of(net, {"amber": base.head.state_dict(), "blue": base.head.state_dict()}, method.hyper)
+    batch = LabelledBatch(target_images(fed)[:8], torch.arange(8) % 3, torch.arange(8))
+    own, others = parts.collaborative_loss(net, judges, lambda x: x.flip(3))
+    (own(batch) + others(batch)).backward()
     assert all(parameter.grad is None for judge in judges for parameter in judge.parameters())
     assert all(bool(parameter.grad.abs().sum() > 0) for parameter in net.head.parameters())
     assert bool(net.backbone.block1.conv.weight.grad.abs().sum() > 0)

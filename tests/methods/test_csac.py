@@ -19,9 +19,9 @@ from fedshift.federation.site import Labelled, SiteSpec
 from fedshift.methods import averaging, csac
 from fedshift.methods.csac import Hyper, acquire, calibrate, shown_layers
 from fedshift.methods.local import plain_network, weights_of
-from fedshift.nn import projections as projections_module
+from fedshift.nn import taps as projections_module
 from fedshift.nn.archs import build_network
-from fedshift.nn.projections import FrozenMaps, Projections, resized
+from fedshift.nn.taps import FrozenMaps, Projections, resized
 from fedshift.rng import Rng
 from fedshift.runs.config import make_config
 from fedshift.runs.execute import run

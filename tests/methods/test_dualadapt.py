@@ -15,12 +15,11 @@ from torch import Tensor
 import fedshift
 from fedshift.data.domain import DataSource, Domain, Split
 from fedshift.errors import InputError, SiteError
-from fedshift.federation.federation import Federation
+from fedshift.federation.federation import Federation, Replies
 from fedshift.federation.plan import ModelSpec, Plan, Training
 from fedshift.federation.policy import Policy
-from fedshift.federation.replies import Replies
 from fedshift.federation.site import Labelled, SiteSpec, Unlabelled
-from fedshift.functional.discrepancy import discrepancy
+from fedshift.functional.losses import discrepancy
 from fedshift.functional.mixtures import Axes, Mixture, typicality
 from fedshift.methods import dualadapt
 from fedshift.methods.base import SHARED
@@ -29,7 +28,7 @@ from fedshift.methods.dualadapt import Adapted, DualAdapt, Hyper, State, adapt, 
 from fedshift.methods.local import weights_of
 from fedshift.rng import Rng
 from fedshift.runs.config import make_config
-from fedshift.runs.model_file import SavedModel
+from fedshift.runs.files.model import ModelHeader, SavedModel
 
 NAMES = tuple(map(str, range(CLASSES)))
 RNG = Rng.of("test")
@@ -155,7 +154,7 @@ def test_eq_7_mean_of_both_for_a_client_and_the_shared_one_for_strangers() -> No
     plan = make_plan(Hyper())
     now = start(plan)
     own = {key: value + 0.3 * torch.randn_like(value) for key, value in now["classifier"].items()}
-    saved = SavedModel(plan, DualAdapt(Hyper()).models(state_of(now, own)))
+    saved = SavedModel(ModelHeader.of(plan), DualAdapt(Hyper()).models(state_of(now, own)))
     assert set(saved.models) == {SHARED, "b"} and saved.choose("never heard of") == SHARED
     x, net = torch.rand(4, 3, 16, 16), split_network(plan).eval()
     net.backbone.load_state_dict(now["extractor"])
@@ -380,9 +379,7 @@ def test_keys_out_of_range_are_refused(key: str) -> None:
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    # Operations are counted by playing rounds of their own, which no test here wants to see.
-    monkeypatch.setattr("fedshift.runs.execute.flops_per_sample", lambda config, dataset: 0.0)
+def data(tmp_path: Path) -> Path:
     root = tmp_path / "data"
     root.mkdir()
     for number, name in enumerate(TINTS):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedshift.errors import SiteError
 from fedshift.federation import codec
-from fedshift.federation.replies import Replies
+from fedshift.federation.federation import Replies
 from fedshift.methods.base import SHARED
 from fedshift.methods.ensembles import Hyper, IndEnsemble, IndParamAvg, InTurn, StateAlone, Trained, Turns, train
 from fedshift.nn.archs import build_network

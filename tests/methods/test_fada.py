@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fedshift.errors import InputError, SiteError
 from fedshift.federation import codec
-from fedshift.federation.kinds import kinds
-from fedshift.federation.replies import Replies
+from fedshift.federation.federation import Replies
+from fedshift.federation.releases import kinds
 from fedshift.functional.clusters import gap_statistic, kmeans
 from fedshift.methods import fada
 from fedshift.methods.fada import FEATURES, Fada, Hyper, TargetSide, Trained
@@ -102,6 +102,19 @@ def test_attention_is_the_softmax_of_gains(open_federation: Any) -> None:
     assert len({round(weight, 6) for weight in found.values()}) == 3
     even = fada.attention(plain_network(fed.plan).train(), models, x, 3, is_dynamic=False)
     assert even == pytest.approx(dict.fromkeys(SITES, 1 / 3))
+
+
+def test_in_bfloat16_every_source_is_judged_by_its_own_model(open_federation: Any) -> None:
+    """Autocast keeps converted weights while it is on: one context for all would judge the first model three times."""
+    _, base, fed = open_federation()
+    x = pictures(fed.home_host)[:24]
+    models = {site: shifted(base, 0.2 * (place + 1), place) for place, site in enumerate(SITES)}
+    found = {
+        precision: fada.attention(plain_network(fed.plan).train(), models, x, 3, is_dynamic=True, precision=precision)
+        for precision in ("float32", "bfloat16")
+    }
+    assert found["bfloat16"] == pytest.approx(found["float32"], abs=0.05)
+    assert max(found["bfloat16"].values()) - min(found["bfloat16"].values()) > 0.1
 
 
 def test_a_model_that_gives_nan_is_left_out_and_counted(open_federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:

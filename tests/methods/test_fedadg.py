@@ -16,18 +16,21 @@ from fedshift.data.batches import LabelledBatch
 from fedshift.errors import InputError
 from fedshift.federation import codec
 from fedshift.federation.federation import Federation
+from fedshift.functional.averaging import weighted_mean
 from fedshift.functional.losses import cross_entropy
 from fedshift.methods.fedadg import (
     Discriminator,
     FedADG,
     Generator,
     Hyper,
+    Players,
     State,
     Trained,
     discriminator_loss,
     extractor_loss,
     generator_loss,
     play,
+    players_loss,
 )
 from fedshift.nn.archs import build_network
 from fedshift.nn.network import Network, seeded_init
@@ -65,11 +68,14 @@ class Game:
     noise: Tensor
 
     @property
-    def sgd(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.discriminator.parameters(), lr=0.1)
+    def players(self) -> Players:
+        """Only D moves: the others have a learning rate of 0, and their gradients can be compared."""
+        still = torch.optim.SGD([*self.net.parameters(), *self.generator.parameters()], lr=0.0)
+        moving = torch.optim.SGD(self.discriminator.parameters(), lr=0.1)
+        return Players(self.net, self.generator, self.discriminator, still, moving)
 
     def play(self, hyper: Hyper) -> tuple[Tensor, Tensor]:
-        return play(self.net, self.generator, self.discriminator, self.sgd, self.batch, self.noise, hyper)
+        return play(self.players, self.batch, self.noise, hyper)
 
 
 @pytest.fixture
@@ -104,21 +110,35 @@ def test_a_batch_of_the_game_recomputed(game: Game) -> None:
     assert after < before
     error = cross_entropy(game.net(game.batch.x), y)
     f_loss = 0.85 * error + 0.15 * extractor_loss(game.discriminator(features, y))
-    torch.testing.assert_close(loss, f_loss + generator_loss(game.discriminator(reference, y)))
+    expected = f_loss + generator_loss(game.discriminator(reference, y))
+    torch.testing.assert_close(loss, expected.detach())
 
 
 def test_no_gradient_reaches_the_discriminator_from_the_others_loss(game: Game) -> None:
+    y = game.batch.y
+    features, reference = game.net.features(game.batch.x), game.generator(game.noise, y)
+    game.discriminator.zero_grad()
+    discriminator_loss(game.discriminator(reference.detach(), y), game.discriminator(features.detach(), y)).backward()
+    own = gradients(game.discriminator)
     loss, d_loss = game.play(Hyper())
-    before = gradients(game.discriminator)
-    loss.backward()
-    assert same(gradients(game.discriminator), before) and not d_loss.requires_grad
+    assert same(gradients(game.discriminator), own) and not loss.requires_grad and not d_loss.requires_grad
     assert all(weight.requires_grad for weight in game.discriminator.parameters())
     assert all(gradient is not None and gradient.any() for gradient in gradients(game.generator))
 
 
+def test_the_loss_of_the_players_moves_nothing(game: Game) -> None:
+    """It is a function of tensors: steps are taken by the game."""
+    modules = (game.net, game.generator, game.discriminator)
+    before = [value.clone() for module in modules for value in module.state_dict().values()]
+    y = game.batch.y
+    loss = players_loss(game.players, game.net.features(game.batch.x), game.generator(game.noise, y), y, Hyper())
+    after = [value for module in modules for value in module.state_dict().values()]
+    assert loss.requires_grad and all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert not any(gradient is not None for module in modules for gradient in gradients(module))
+
+
 def test_the_generator_learns_from_its_own_loss_alone(game: Game) -> None:
-    loss, _ = game.play(Hyper())
-    loss.backward()
+    game.play(Hyper())
     found = gradients(game.generator)
     game.generator.zero_grad()
     reference = game.generator(game.noise, game.batch.y)
@@ -127,8 +147,7 @@ def test_the_generator_learns_from_its_own_loss_alone(game: Game) -> None:
 
 
 def test_without_its_weight_the_game_leaves_classification_alone(game: Game) -> None:
-    loss, _ = game.play(Hyper(adversarial=0.0, smoothing=0.1))
-    loss.backward()
+    game.play(Hyper(adversarial=0.0, smoothing=0.1))
     found = gradients(game.net)
     game.net.zero_grad()
     cross_entropy(game.net(game.batch.x), game.batch.y, smoothing=0.1).backward()
@@ -136,8 +155,7 @@ def test_without_its_weight_the_game_leaves_classification_alone(game: Game) -> 
 
 
 def test_the_adversarial_part_moves_the_extractor_but_not_the_classifier(game: Game) -> None:
-    loss, _ = game.play(Hyper(adversarial=1.0))
-    loss.backward()
+    game.play(Hyper(adversarial=1.0))
     assert any(gradient is not None and gradient.any() for gradient in gradients(game.net.backbone))
     assert not any(gradient is not None and gradient.any() for gradient in gradients(game.net.head))
 
@@ -203,7 +221,8 @@ def test_every_site_counts_the_same() -> None:
         return Trained(model=weights, generator=weights, samples=samples, loss=0.0, discriminator_loss=0.0)
 
     replies = [("a", trained(0.0, 1)), ("b", trained(4.0, 99))]
-    fed: Any = SimpleNamespace(labelled=("a", "b"), ask=lambda *_, **__: replies, note=lambda *_: None)
+    asked: dict[str, Any] = {"ask": lambda *_, **__: replies, "note": lambda *_: None}
+    fed: Any = SimpleNamespace(labelled=("a", "b"), average=weighted_mean, **asked)
     after = FedADG(Hyper()).round(State({"w": torch.zeros(2)}, {"w": torch.zeros(2)}), fed)
     assert after.model["w"].tolist() == after.generator["w"].tolist() == [2.0, 2.0]
 

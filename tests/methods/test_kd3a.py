@@ -12,8 +12,8 @@ import torch
 from kd3a_case import listen, opened, same, teachers_of
 
 from fedshift.functional.moments import anchors, recorded_moments
-from fedshift.methods.kd3a_keys import PRESETS, Choices, Hyper
-from fedshift.methods.kd3a_target import Lesson, align, distil, mixed
+from fedshift.methods.kd3a.keys import PRESETS, Choices, Hyper
+from fedshift.methods.kd3a.target import Lesson, align, distil, mixed
 from fedshift.methods.local import plain_network
 from fedshift.nn.taps import norm_layers
 from fedshift.runs import planning

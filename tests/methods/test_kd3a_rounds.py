@@ -19,11 +19,11 @@ from torch import Tensor
 from fedshift.errors import InputError
 from fedshift.federation.federation import Federation
 from fedshift.functional.consensus import knowledge_vote
-from fedshift.methods import kd3a
 from fedshift.methods.base import SHARED
-from fedshift.methods.kd3a import KD3A, State, Trained
-from fedshift.methods.kd3a_target import distil, first_visits, hear, passes_of
-from fedshift.methods.kd3a_weights import smoothed
+from fedshift.methods.kd3a import kd3a
+from fedshift.methods.kd3a.kd3a import KD3A, State, Trained
+from fedshift.methods.kd3a.target import distil, first_visits, hear, passes_of
+from fedshift.methods.kd3a.weights import smoothed
 from fedshift.methods.local import plain_network
 from fedshift.rng import Rng
 from fedshift.runs.config import make_config

@@ -17,8 +17,7 @@ from fedshift.errors import InputError, SiteError
 from fedshift.federation.engines.inprocess import Sequential
 from fedshift.federation.federation import Federation
 from fedshift.federation.site import Labelled, SiteHost, Unlabelled, WithSource, WithTargets
-from fedshift.functional.discrepancy import discrepancy
-from fedshift.functional.losses import cross_entropy
+from fedshift.functional.losses import cross_entropy, discrepancy
 from fedshift.functional.mmd import mmd
 from fedshift.methods import METHODS, transfer
 from fedshift.methods import discrepancy as mcd

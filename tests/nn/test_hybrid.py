@@ -12,8 +12,14 @@ from torch import Tensor, nn
 from fedshift.errors import InputError
 from fedshift.functional.norms import Part, mixed_norm
 from fedshift.nn.archs import build_network
-from fedshift.nn.hybrid import HalfInstanceNorm, HybridNorm, InstanceNorm, convert_norms
-from fedshift.nn.statistics import STATISTICS, freeze_norms
+from fedshift.nn.normalisation import (
+    STATISTICS,
+    HalfInstanceNorm,
+    HybridNorm,
+    InstanceNorm,
+    convert_norms,
+    freeze_norms,
+)
 
 BATCH_ONLY = torch.tensor([60.0, -60.0])
 INSTANCE_ONLY = torch.tensor([-60.0, 60.0])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedshift.nn.archs import build_network
-from fedshift.nn.segmentation import with_light_head
+from fedshift.nn.backbones.segmentation import with_light_head
 from fedshift.nn.taps import Taps
 
 

@@ -11,8 +11,8 @@ import torch
 
 from fedshift.errors import InputError
 from fedshift.nn import ARCHS, build_network, imagenet_weights, load_weights
-from fedshift.nn import imagenet as imagenet_module
-from fedshift.nn.imagenet import DOWNLOADS, PACKAGED, torchvision_name
+from fedshift.nn import weights as imagenet_module
+from fedshift.nn.weights import DOWNLOADS, PACKAGED, torchvision_name
 
 needs_packages = pytest.mark.skipif(
     any(find_spec(source.package) is None for source in PACKAGED.values()), reason="needs fedshift[pretrained]"
@@ -43,7 +43,7 @@ def test_without_a_package_the_error_gives_the_whole_way(name: str) -> None:
 
 
 def test_a_net_without_published_weights_says_so() -> None:
-    with pytest.raises(InputError, match="train it from scratch"):
+    with pytest.raises(InputError, match="train from scratch"):
         imagenet_weights("digits-copa")
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fedshift.nn.statistics import STATISTICS, forgetting, freeze_norms, remembering, statistics_of
+from fedshift.nn.normalisation import STATISTICS, forgetting, freeze_norms, remembering, statistics_of
 
 
 def make_net() -> nn.Sequential:

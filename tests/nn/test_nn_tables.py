@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedshift.nn.tables import Standardise
+from fedshift.nn.backbones.tables import Standardise
 
 
 def rows(seed: int, count: int = 40, missing: float = 0.3) -> np.ndarray:

@@ -60,6 +60,7 @@ def write_run(
             "confusion": {target: confusion or [[8, 2], [1, 9]]},
             "samples": {site: {"train": 812, "val": 101, "test": 204} for site in (*sources, target)},
             "bytes": {"up": 1_500_000, "down": 3_000_000, "scoring_up": 900, "scoring_down": 4_000_000},
+            "flops_client": None,
             "seconds": {"total": 41.0, "sites": 30.5, "coordinator": 10.5},
             **{"counters": {}, "model_sha256": "ab" * 32},
         }

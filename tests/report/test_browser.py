@@ -13,9 +13,8 @@ from liveserver import serving
 from runfiles import write_run
 
 from fedshift.report import write_report
-from fedshift.report.gallery import Cloud, Gallery
 from fedshift.report.live import LiveServer
-from fedshift.report.pictures import Shot, Strip, encode
+from fedshift.report.samples import DataView, DomainSamples, FeaturePoints, PredictedImage, encode
 
 SCRIPT = "<script>alert(1)</script>"
 STYLE = "</style><style>*{display:none}</style>"
@@ -59,7 +58,7 @@ def hostile_run(path: Path, *, finished: bool = True) -> Path:
     )
     sha256 = "ab" * 32
     flat = [(0.1, 0.2), (0.9, 0.8), (0.5, 0.4)]
-    cloud = Cloud(
+    features = FeaturePoints(
         domains=[UNICODE, QUOTES],
         targets=[QUOTES],
         classes=[SCRIPT, STYLE],
@@ -68,10 +67,10 @@ def hostile_run(path: Path, *, finished: bool = True) -> Path:
         before=flat,
         after=flat[::-1],
     )
-    shot = Shot(image=PIXEL, prediction=SCRIPT, confidence=0.7, truth=STYLE)
-    strip = Strip(domain=QUOTES, is_target=True, looked_at=3, random=[shot], mistakes=[shot])
-    gallery = Gallery(key=f"1:400:{sha256}", cloud=cloud, strips=[strip], notes=[SCRIPT])
-    (run / "gallery.json").write_text(gallery.model_dump_json())
+    shot = PredictedImage(image=PIXEL, prediction=SCRIPT, confidence=0.7, truth=STYLE)
+    strip = DomainSamples(domain=QUOTES, is_target=True, looked_at=3, random=[shot], mistakes=[shot])
+    view = DataView(key=f"1:400:{sha256}", features=features, samples=[strip], notes=[SCRIPT])
+    (run / "gallery.json").write_text(view.model_dump_json())
     return run
 
 

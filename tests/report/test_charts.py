@@ -6,11 +6,29 @@ import math
 
 import pytest
 
-from fedshift.report.accounts import per_round
-from fedshift.report.charts import BYTES, HEIGHT, PERCENT, PLAIN, WIDTH, Line, colour, line_chart, middle, site_lines
-from fedshift.report.matrix import class_scores, confusion, shade, shares
-from fedshift.report.scales import Scale, padded, runs_of, spread, step_of, thin, tick_text, ticks
-from fedshift.report.words import byte_size, compact, duration, explain_counter, kind_meanings, percent, sentence_list
+from fedshift.report.charts import (
+    BYTES,
+    HEIGHT,
+    PERCENT,
+    PLAIN,
+    WIDTH,
+    Line,
+    Scale,
+    colour,
+    line_chart,
+    middle,
+    padded,
+    site_lines,
+    spread,
+    step_of,
+    thin,
+    tick_text,
+    ticks,
+    unbroken_stretches,
+)
+from fedshift.report.confusion import class_scores, confusion, shade, shares
+from fedshift.report.run_page import per_round
+from fedshift.report.text import byte_size, compact, duration, explain_counter, kind_meanings, percent, sentence_list
 
 
 def test_a_scale_maps_its_ends_and_its_middle() -> None:
@@ -66,7 +84,7 @@ def test_thinning_keeps_the_ends_and_every_spike() -> None:
 
 
 def test_a_missing_value_is_a_gap() -> None:
-    assert runs_of([(1, 0.1), (2, None), (3, 0.3), (4, math.nan), (5, math.inf), (6, 0.6)]) == [
+    assert unbroken_stretches([(1, 0.1), (2, None), (3, 0.3), (4, math.nan), (5, math.inf), (6, 0.6)]) == [
         [(1, 0.1)],
         [(3, 0.3)],
         [(6, 0.6)],
@@ -160,7 +178,7 @@ def test_many_classes_are_colour_alone() -> None:
     assert found.layers[0].path == "M5 2h1v1h-1z"
 
 
-def test_numbers_in_words() -> None:
+def test_numbers_as_text() -> None:
     assert [percent(0.8123), percent(None), percent(math.nan)] == ["81.2", "–", "–"]
     assert [byte_size(n) for n in (0, 512, 1530, 99_900, 1_240_000, 2.5e9)] == [
         "0 B",
@@ -183,10 +201,10 @@ def test_numbers_in_words() -> None:
 
 
 def test_every_counter_of_the_federation_is_explained() -> None:
-    assert "another shape" in explain_counter("refused.shape")
+    assert "the shape of" in explain_counter("refused.shape")
     assert "deadline" in explain_counter("missing.late")
     assert "policy forbids" in explain_counter("failed.site-policy")
-    assert "shortened" in explain_counter("clipped.updates")
+    assert "clipped" in explain_counter("clipped.updates")
     assert explain_counter("anything.else") == "Counted by the method itself."
 
 

@@ -21,8 +21,7 @@ from runfiles import write_run
 
 from fedshift.errors import InputError
 from fedshift.report import live
-from fedshift.report.live import LiveServer, event, fingerprint, open_server
-from fedshift.report.watching import Watcher
+from fedshift.report.live import LiveServer, Watcher, event, fingerprint, open_server
 
 HOSTILE = "\"'><img src=x onerror=alert(1)>"
 
@@ -97,7 +96,7 @@ def test_who_has_seen_it_gets_only_what_is_new(server: LiveServer, folder: Path)
         add_round(run, 4)
         second, text = next_event(answer)
         assert "round 4 of 20" in text and second != first
-        # The curve is there once, with one point a round.
+        # The curve is there once, with one point per round.
         [points] = {line for line in text.split('"') if line.startswith("0,") and line.count(" ") == 3}
         assert len(points.split()) == 4
     with stream(server, f"{path}?seen={second}") as answer:
@@ -139,7 +138,7 @@ def test_the_pages_of_a_run(server: LiveServer, folder: Path) -> None:
     assert status == 200 and f'href="/run/{key}"' in text and "1 finished" in text
     assert "script-src 'self'" in headers["Content-Security-Policy"] and headers["Cache-Control"] == "no-store"
     status, _, text = get(server, f"/run/{key}")
-    assert status == 200 and "How much each site counted" in text and f'href="/report/{key}"' in text
+    assert status == 200 and "Weight of each site" in text and f'href="/report/{key}"' in text
     status, headers, text = get(server, f"/report/{key}")
     assert status == 200 and "What left each site" in text and "script" not in headers["Content-Security-Policy"]
     assert get(server, "/live.js")[1]["Content-Type"].startswith("text/javascript")
@@ -234,7 +233,7 @@ def test_a_run_is_running_while_its_lock_is_held(folder: Path) -> None:
     assert stopped.status == "stopped" and stopped.time_left == ""
 
 
-def test_a_run_that_failed_is_told_from_one_that_was_stopped(server: LiveServer, folder: Path) -> None:
+def test_failed_and_stopped_runs_are_distinguished(server: LiveServer, folder: Path) -> None:
     write_run(folder / "a", finished=False)
     failed = write_run(folder / "b", "source-only", finished=False)
     (failed / "failed").write_text("site-failed\n")

@@ -156,7 +156,7 @@ def test_data_sets_are_not_mixed(tmp_path: Path) -> None:
     assert ": mIoU on photo" in page.text and ": accuracy on photo" in page.text
 
 
-def test_one_line_a_run_and_one_a_site(tmp_path: Path) -> None:
+def test_one_line_per_run_and_one_per_site(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / m, m, notes={"some_metric": 0.7}) for m in ("fedavg", "source-only")]
     page = report(tmp_path, *runs)
     # Overview: 2 charts of 2 runs. Each run: 3 domains, 2 sites' losses, 2 sites' metric, bytes up and down, seconds.
@@ -185,7 +185,7 @@ def test_what_a_run_shows(tmp_path: Path) -> None:
         [
             "clipped.updates",
             "12",
-            "An update was longer than the site's policy allows and was shortened before it left the site.",
+            "An update was larger than the site's policy allows and was clipped before it left the site.",
         ],
         [
             "refused.non-finite",
@@ -193,6 +193,7 @@ def test_what_a_run_shows(tmp_path: Path) -> None:
             "A reply was refused at the coordinator's gate and not used: it held NaN or infinite numbers.",
         ],
     ]
+    assert "None" not in page.text and "FLOP" not in page.text, "operations are not counted in training"
     for text in (
         "1.5 MB",
         "3.0 MB",
@@ -204,7 +205,7 @@ def test_what_a_run_shows(tmp_path: Path) -> None:
         "cat taken for dog: 2 (20.0 %)",
     ):
         assert text in page.text
-    assert "source-validated" in page.text and "best round picked with the target's own test labels" in page.text
+    assert "source-validated" in page.text and "best round, chosen with the target's own test labels" in page.text
 
 
 def test_cells_of_the_confusion_matrix_are_coloured_by_their_row(tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ def test_an_unfinished_run_shows_how_far_it_is(tmp_path: Path) -> None:
         file.write('{"round": 4')
     page = report(tmp_path, run, write_run(tmp_path / "b", "source-only"))
     assert "running or stopped, not finished" in page.text and "round 3 of 20" in page.text
-    assert "2 lines of its files were cut off" in page.text
+    assert "2 lines of its files were unreadable" in page.text
     cells = page.scores()["fedavgnot finished: round 3 of 20"]
     assert [text for _, text in cells[:3]] == ["50.0", "50.0", "60.0"]
     assert not any("best" in style for rows in page.scores().values() for style, _ in rows)
@@ -325,7 +326,7 @@ def test_few_runs_are_unfolded_many_are_not(tmp_path: Path) -> None:
     assert opened == [[True] * 3, [False] * 4]
 
 
-def test_a_run_named_twice_is_told_once(tmp_path: Path) -> None:
+def test_a_run_named_twice_is_shown_once(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a")
     assert report(tmp_path, run, tmp_path / "." / "a").count("details", **{"class": "run card"}) == 1
 

@@ -53,7 +53,7 @@ def test_everything_a_finished_run_promises_is_there(tiny_data: Path, tmp_path: 
     weights = (tmp_path / "run" / "model.safetensors").stat().st_size
     # Three rounds, three sites: each sends and gets the model, and the headers are small beside it.
     assert 9 * weights * 0.9 < down < 9 * weights * 1.1 and abs(up - down) < 0.1 * down
-    assert results["flops_client"] > 1e6
+    assert results["flops_client"] is None, "counted on request: fedshift cost, fedshift bench"
     rows, broken = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert broken == 0 and {row["phase"] for row in rows} == {"train", "val", "test", "round"}
     assert json.loads((tmp_path / "run" / "results.json").read_text()) == results

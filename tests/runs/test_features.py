@@ -7,18 +7,18 @@ import torch
 
 from fedshift.data.domain import VOID
 from fedshift.nn.archs import build_network
-from fedshift.nn.ensembles import Ensemble
-from fedshift.runs.features import flatten, look, neighbours_agree, vectors
+from fedshift.nn.network import Ensemble
+from fedshift.runs.features import feature_points, flatten, neighbours_agree, network_outputs
 
 
 def test_features_are_what_the_head_takes_in() -> None:
     net = build_network("digits-copa", (3, 16, 16), 3, 0).eval()
     inputs = torch.rand(70, 3, 16, 16)
-    seen = look(net, inputs)
+    seen = network_outputs(net, inputs)
     with torch.inference_mode():
         assert torch.equal(seen.features, torch.cat([net.features(part) for part in inputs.split(64)]))
         assert torch.allclose(seen.probabilities, net(inputs).softmax(1), atol=1e-6)
-    two = look(Ensemble(net, 2, "logits").eval(), inputs[:4])
+    two = network_outputs(Ensemble(net, 2, "logits").eval(), inputs[:4])
     assert torch.equal(two.features, torch.cat([seen.features[:4]] * 2, dim=1))
 
 
@@ -26,10 +26,10 @@ def test_a_class_of_a_picture_is_the_mean_over_its_places() -> None:
     features = torch.arange(16.0).reshape(1, 1, 4, 4)
     mask = np.zeros((1, 4, 4), np.uint8)
     mask[0, 2:], mask[0, 0, 0], mask[0, 0, 1] = 2, VOID, 1
-    points, classes = vectors(features, mask)
+    points, classes = feature_points(features, mask)
     # Class 0 covers 2..7, class 2 covers 8..15; class 1 has one place only, which is too few.
     assert points.tolist() == [[4.5], [11.5]] and classes.tolist() == [0, 2]
-    points, classes = vectors(features, None)
+    points, classes = feature_points(features, None)
     assert points.tolist() == [[7.5]] and classes.tolist() == [-1]
 
 

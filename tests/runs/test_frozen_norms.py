@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fedshift.audit.counting import flops_per_sample
 from fedshift.nn.archs import build_network
 from fedshift.runs.config import make_config
 from fedshift.runs.execute import run
@@ -25,8 +26,9 @@ def test_statistics_stay_those_of_the_initial_weights(method: str, tiny_data: Pa
     keys = {"method": method, "data_dir": tiny_data, "target": "dim", "arch": "digits-copa", "rounds": 1, "workers": 0}
     own = {"csac": {"acquisition_epochs": 1}}.get(method, {})
     weights = {"weights": str(tmp_path / "start.safetensors"), "freeze_norm": True, "batch_size": 8, method: own}
-    results = run(make_config({**keys, **weights}), tmp_path / "run")
-    assert results["flops_client"] > 0
+    config = make_config({**keys, **weights})
+    run(config, tmp_path / "run")
+    assert flops_per_sample(config) > 0
     trained = load_file(tmp_path / "run" / "model.safetensors")
     for key, value in trained.items():
         name = next((own for own in start if key.endswith(own)), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -13,46 +12,50 @@ from pathlib import Path
 
 import pytest
 
+from fedshift.runs.config import RunConfig, make_config
 from fedshift.runs.directory import read_metrics
+from fedshift.runs.execute import run
 
-KILLS = 4
+ROUNDS = 16
+KEYS = {"method": "fedavg", "target": "dim", "arch": "digits-csac", "rounds": ROUNDS, "batch_size": 4, "workers": 0}
+
+
+def configured(data: Path) -> RunConfig:
+    return make_config({**KEYS, "data_dir": data, "policy": {"min_samples": 2}})
 
 
 def command(data: Path, out: Path, *more: str) -> list[str]:
-    flags = ["--data-dir", str(data), "--target", "dim", "--arch", "digits-csac", "--rounds", "16", "--out", str(out)]
-    keys = ["--set", "batch_size=4", "--set", "policy.min_samples=2", "--set", "workers=0"]
-    return [sys.executable, "-m", "fedshift", "train", "--method", "fedavg", *flags, *keys, *more]
+    keys = [f"--set={key}={value}" for key, value in KEYS.items()] + ["--set=policy.min_samples=2"]
+    return [sys.executable, "-m", "fedshift", "train", "--data-dir", str(data), "--out", str(out), *keys, *more]
 
 
 @pytest.mark.timeout(240)
-def test_killed_at_random_moments_and_resumed(tiny_data: Path, tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    subprocess.run(command(tiny_data, whole), check=True, capture_output=True)
-    expected = json.loads((whole / "results.json").read_text())
+@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_and_resumed(kills: int, tiny_data: Path, tmp_path: Path) -> None:
+    expected = run(configured(tiny_data), tmp_path / "whole")
 
     broken, moments = tmp_path / "broken", random.Random(7)
     killed_in_rounds = set()
-    for number in range(KILLS):
+    for number in range(kills):
         more = ["--resume"] if (broken / "config.yaml").exists() else []
         process = subprocess.Popen(
             command(tiny_data, broken, *more), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
-        _wait_for_round(broken, minimum=2 * number)
+        _wait_for_round(broken, minimum=2 * number + 1)
         time.sleep(moments.uniform(0, 0.15))
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         killed_in_rounds.add(_last_checkpoint(broken))
         assert not (broken / "done").exists(), "the run was over before it could be killed: make it longer"
-    subprocess.run(command(tiny_data, broken, "--resume"), check=True, capture_output=True)
+    got = run(configured(tiny_data), broken, resume=True)
 
-    got = json.loads((broken / "results.json").read_text())
-    assert len(killed_in_rounds) > 1
+    assert min(killed_in_rounds) > 0 and len(killed_in_rounds) == kills
     assert got["model_sha256"] == expected["model_sha256"]
     assert got["per_target"] == expected["per_target"] and got["bytes"] == expected["bytes"]
     rows, halves = read_metrics(broken / "metrics.jsonl")
     scored = [(row["round"], row["phase"], row["site"], row["name"]) for row in rows]
     assert len(scored) == len(set(scored)) and halves == 0
-    assert {row["round"] for row in rows} == set(range(1, 17))
+    assert {row["round"] for row in rows} == set(range(1, ROUNDS + 1))
 
 
 def _wait_for_round(folder: Path, minimum: int) -> None:
@@ -65,6 +68,7 @@ def _last_checkpoint(folder: Path) -> int:
     return max((int(path.stem.split("-")[1]) for path in folder.glob("checkpoints/round-*")), default=0)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_ctrl_c_stops_with_130_and_leaves_a_resumable_run(tiny_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,8 @@ from torch.nn import functional as F
 
 import fedshift
 from fedshift.errors import InputError
-from fedshift.runs.model_file import load_model
+from fedshift.federation import codec
+from fedshift.runs.files.model import load_model
 from fedshift.runs.predict import _likeliest, predict_files
 
 GREYS = (40, 130, 220)
@@ -88,7 +88,7 @@ def test_masks_have_the_ids_and_the_size_of_the_users_own(
 def test_line_numbers_of_the_class_file_are_the_ids(tmp_path: Path) -> None:
     run = train(write_cities(tmp_path / "data", (1, 2, 4), "void\nroad\nwall\nvoid\nsky\n"))
     for select in ("last", "source-val"):
-        assert run.model(select).mask_ids == (1, 2, 4)  # type: ignore[arg-type]
+        assert run.model(select).header.mask_ids == (1, 2, 4)  # type: ignore[arg-type]
     predict_files(run.path, tmp_path / "data" / "rain" / "images", tmp_path / "out.csv")
     pairs = [
         (predicted(tmp_path / "out_masks" / f"{i}.png"), predicted(tmp_path / "data" / "rain" / "masks" / f"{i}.png"))
@@ -122,15 +122,11 @@ def test_pictures_that_differ_in_their_suffix_alone_have_a_mask_each(found_ids: 
 def test_models_of_older_versions_give_class_numbers(found_ids: fedshift.Run, tmp_path: Path) -> None:
     shutil.copytree(found_ids.path, tmp_path / "run")
     file = tmp_path / "run" / "model.safetensors"
-    data = file.read_bytes()
-    (length,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8 : 8 + length])
-    about = json.loads(header["__metadata__"]["fedshift"])
+    tensors, metadata = codec.read_safetensors(file.read_bytes())
+    about = json.loads(metadata["fedshift"])
     assert about.pop("mask_ids") == [0, 5, 9]
-    header["__metadata__"]["fedshift"] = json.dumps(about)
-    text = json.dumps(header).encode()
-    file.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
-    assert load_model(file).mask_ids == ()
+    file.write_bytes(codec.seal(tensors, {key: value for key, value in about.items() if key != "sha256"}))
+    assert load_model(file).header.mask_ids == ()
     image, _ = scene((0, 5, 9), 32, 64, 7)
     image.save(tmp_path / "a.png")
     predict_files(tmp_path / "run", tmp_path / "a.png", tmp_path / "out.csv")

@@ -244,7 +244,7 @@ def test_the_table_marks_clients_that_were_skipped(uneven: Path, tmp_path: Path)
     command = ["train", "--method", "fed-dan", "--home", "amber", "--data-dir", str(uneven), *keys]
     shown = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "run")], env={"COLUMNS": "200"})
     assert shown.exit_code == 0 and "east (skipped)" in shown.output and "blue (skipped" not in shown.output
-    assert "east was skipped in every round: it is scored with what was learned without it" in shown.output
+    assert "east was skipped in every round: its score is of a model that learned without it" in shown.output
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -129,7 +129,7 @@ def test_few_test_samples_and_attacks_are_told(tiny_data: Path, tmp_path: Path) 
     )
     assert {"dim is scored on 30 test samples only", "attack: noise:blue"} <= set(heard.messages)
     card = run.directory.card.read_text()
-    assert "Under attack, for a study:** noise:blue" in card and "| dim | 30 |" in card
+    assert "Trained under simulated attack:** noise:blue" in card and "| dim | 30 |" in card
 
 
 def test_predictions_say_whose_model_made_them(tiny_data: Path, tmp_path: Path) -> None:

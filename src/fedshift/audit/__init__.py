@@ -1,1 +1,1 @@
-"""What a method costs and what it gives away, counted instead of believed."""
+"""What a method costs and what it gives away, measured."""

@@ -1,4 +1,4 @@
-"""What a site pays for a method: operations a sample, numbers and bytes a round. Counted, beside closed formulas."""
+"""What a method costs a site: operations per sample, numbers and bytes per round, counted and by closed formulas."""
 
 from __future__ import annotations
 
@@ -8,35 +8,42 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedshift.audit.formulas import FORMULAS, Formula, Terms, evaluated, written
+from fedshift.audit.counting import (
+    BATCH,
+    ROUNDS,
+    Exchange,
+    MessageSize,
+    Work,
+    count_rounds,
+    flop_counter,
+    random_dataset,
+)
 from fedshift.data.domain import Task
 from fedshift.errors import InputError
 from fedshift.federation.plan import Setting
 from fedshift.functional.mixtures import as_rows
 from fedshift.methods import find_about
+from fedshift.methods.cost import Formula, Terms
 from fedshift.methods.transfer import ROWS
 from fedshift.nn.archs import Arch, build_network, find_arch
-from fedshift.nn.segmentation import with_light_head
-from fedshift.nn.statistics import statistics_of
+from fedshift.nn.backbones.segmentation import with_light_head
+from fedshift.nn.normalisation import statistics_of
 from fedshift.runs.config import make_config
-from fedshift.runs.flops import flop_counter
-from fedshift.runs.madeup import made_up_dataset
-from fedshift.runs.trial import BATCH, ROUNDS, Exchange, Message, Work, try_out
 
 TOLERANCE = 0.02
-"""Counted and formula agree when they differ by no more than this share. What a formula leaves out (projections of
-features onto a mixture's axes, the few numbers of a converted norm) stays below it."""
+"""A count agrees with its formula if they differ by no more than this share. What formulas leave out (projections of
+features onto a mixture's axes, the few numbers of a converted norm) is less."""
 
-COLUMNS = 16
-"""Of made-up table rows."""
+TABLE_COLUMNS = 16
+"""Columns of random table rows."""
 LARGE_IMAGE = 256
-"""Side of made-up images for networks that take any size."""
+"""Side in pixels of random images for networks that take any size."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A half of the network: operations of a sample's forward pass and of the gradient of its inputs, trained
-    parameters, all numbers that it is sent as, and how many of them are what BatchNorm layers remember."""
+    """A part of the network: operations of one sample's forward pass and of the gradient of its inputs, trained
+    parameters, numbers in its message, and how many of these are BatchNorm statistics."""
 
     forward_flops: int
     input_gradient_flops: int
@@ -47,7 +54,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Sent:
-    """One direction, for a site and round. `fields` says which numbers belong to what."""
+    """What goes in one direction, per site and round. `fields` has the numbers of each message field."""
 
     numbers: float
     bytes: float
@@ -56,8 +63,9 @@ class Sent:
 
 @dataclass(frozen=True)
 class SiteCost:
-    """What a step, or a whole round, is for a site that takes part. `flops_per_sample` is for each time that a sample
-    is in a training batch, `other_flops` all that is done outside of those. `times` is how often the site is asked."""
+    """The cost of a step, or of a whole round, for a site that takes part. `flops_per_sample` counts each time that a
+    sample is in a training batch, `other_flops` all work outside training batches. `times` is how often the site is
+    asked."""
 
     flops_per_sample: float
     other_flops: float
@@ -79,9 +87,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Cost:
-    """`round` is any round but the first, which `first_round` is; where sites take part in the first alone, both are.
-    `steps` are the round's. `home_flops` is what the coordinator computes in the last round, on as many samples of its
-    own as a site has. `published` is the paper's formula for a client's operations, and its value for this network."""
+    """`round` is any round after the first; if sites take part in the first round only, it equals `first_round`.
+    `steps` are the steps of `round`. `home_flops` is what the coordinator computes in the last round, with as many
+    samples as a site has. `published` is the paper's formula for a client's operations, and its value here."""
 
     method: str
     setting: Setting
@@ -111,8 +119,8 @@ def cost(
     batch: int = BATCH,
     samples: int | None = None,
 ) -> Cost:
-    """Counts two rounds of `method` among `sites` sites (and a home or target where its setting has one), each with
-    `samples` samples of noise, one batch unless told otherwise."""
+    """Counts two rounds of `method` with `sites` sites (and a home or target if its setting has one), each with
+    `samples` random samples, by default one batch."""
     _check(classes=(classes, 2), sites=(sites, 1), batch=(batch, 2))
     about, found = find_about(method), find_arch(arch)
     count = batch if samples is None else samples
@@ -120,16 +128,16 @@ def cost(
     shape = _input_shape(found, image_size)
     task: Task = "segmentation" if found.kind == "segmentation" else "classification"
     names = [f"site{number}" for number in range(1, sites + 1)]
-    dataset = made_up_dataset(task, [str(number) for number in range(classes)], [*names, "other"], shape, count)
+    dataset = random_dataset(task, [str(number) for number in range(classes)], [*names, "other"], shape, count)
     role = "home" if about.settings[0] == "multi-adapt" else "target"
     config = make_config({"method": about.name, "setting": about.settings[0], "arch": arch, role: "other"})
-    trial = try_out(config, dataset, batch)
-    formula = FORMULAS.get(about.name)
+    counts = count_rounds(config, dataset, batch)
+    formula = about.cost
     network = network_parts(arch, shape, classes, formula.discriminator if formula else None, batch)
-    usual = site_cost(trial.usual)
+    usual = site_cost(counts.usual)
     return Cost(
         method=about.name,
-        setting=trial.plan.setting,
+        setting=counts.plan.setting,
         arch=arch,
         classes=classes,
         sites=sites,
@@ -138,12 +146,12 @@ def cost(
         samples=count,
         network=network,
         round=usual,
-        first_round=site_cost(trial.of_round(1)),
+        first_round=site_cost(counts.of_round(1)),
         steps={
-            step: site_cost(exchange for exchange in trial.usual if exchange.step == step)
-            for step in dict.fromkeys(exchange.step for exchange in trial.usual)
+            step: site_cost(exchange for exchange in counts.usual if exchange.step == step)
+            for step in dict.fromkeys(exchange.step for exchange in counts.usual)
         },
-        home_flops=trial.home[ROUNDS].training + trial.home[ROUNDS].other,
+        home_flops=counts.home[ROUNDS].training + counts.home[ROUNDS].other,
         comparisons=compare(usual, formula, network, sites) if formula else (),
         published=_published(formula, network, sites) if formula else None,
         note=formula.note if formula else "There is no closed formula for this method.",
@@ -151,7 +159,7 @@ def cost(
 
 
 def site_cost(exchanges: Iterable[Exchange]) -> SiteCost:
-    """Of the sites that were asked, the mean."""
+    """The mean over the sites that were asked."""
     asked = list(exchanges)
     sites = max(1, len({exchange.site for exchange in asked}))
     work = sum((exchange.work for exchange in asked), Work())
@@ -171,8 +179,8 @@ def network_parts(
     discriminator: Callable[[int], nn.Module] | None = None,
     batch: int = 1,
 ) -> dict[str, Part]:
-    """G and F of an architecture, and D where a method has one. DeepLab's pyramid belongs to G, as in the methods that
-    take networks apart. Of a map, D sees as many pixels a sample as it does in batches of `batch`."""
+    """G and F of an architecture, and D if a method has one. DeepLab's pyramid belongs to G, as in the methods that
+    split networks. D sees as many pixels of a feature map per sample as it does in batches of `batch`."""
     net = with_light_head(build_network(arch, input_shape, classes, generator_seed=0)).eval()
     image = torch.rand(1, *input_shape)
     with torch.no_grad():
@@ -185,12 +193,12 @@ def network_parts(
 
 
 def compare(counted: SiteCost, formula: Formula, network: Mapping[str, Part], sites: int) -> tuple[Comparison, ...]:
-    """Every formula that the method has, beside what was counted."""
+    """Compares every formula of the method with what was counted."""
     up, down = (sent.fields.get(name, 0.0) for sent, name in zip(_both(counted), formula.mixture, strict=True))
     held = {"G": network["G"].numbers, "F": network["F"].numbers, "KF": sites * network["F"].numbers}
     held["S"] = network["G"].statistics
     rows: tuple[tuple[str, float, Terms | None, str, Mapping[str, float]], ...] = (
-        ("FLOPs a sample", counted.flops_per_sample, formula.flops, "||", _flops_of(network, sites)),
+        ("FLOPs per sample", counted.flops_per_sample, formula.flops, "||", _flops_of(network, sites)),
         ("numbers uploaded", counted.upload.numbers, formula.upload, "|", held | {"W": up}),
         ("numbers broadcast", counted.broadcast.numbers, formula.broadcast, "|", held | {"W": down}),
     )
@@ -200,6 +208,21 @@ def compare(counted: SiteCost, formula: Formula, network: Mapping[str, Part], si
         if terms is not None
         for value in (evaluated(terms, symbols),)
     )
+
+
+def evaluated(terms: Terms, symbols: Mapping[str, float]) -> float:
+    """The sum of the terms, with the values of `symbols`."""
+    return sum(times * symbols[symbol] for symbol, times in terms.items())
+
+
+def written(terms: Terms, bar: str) -> str:
+    """`3||G|| + 3||F|| - ||dG||`, with `bar` on both sides of each symbol."""
+    text = ""
+    for symbol, times in terms.items():
+        sign = " - " if times < 0 else " + " if text else ""
+        many, part = ("K", symbol[1:]) if symbol.startswith("K") else ("", symbol)
+        text += f"{sign}{'' if abs(times) == 1 else f'{abs(times):g}'}{many}{bar}{part}{bar}"
+    return text
 
 
 def _flops_of(network: Mapping[str, Part], sites: int) -> dict[str, float]:
@@ -223,7 +246,7 @@ def _both(counted: SiteCost) -> tuple[Sent, Sent]:
     return counted.upload, counted.broadcast
 
 
-def _sent(messages: list[Message], sites: int) -> Sent:
+def _sent(messages: list[MessageSize], sites: int) -> Sent:
     names = dict.fromkeys(name for message in messages for name in message.fields)
     fields = {name: sum(message.fields.get(name, 0) for message in messages) / sites for name in names}
     return Sent(sum(fields.values()), sum(message.bytes for message in messages) / sites, fields)
@@ -251,7 +274,7 @@ def _input_shape(arch: Arch, image_size: int | None) -> tuple[int, ...]:
     if arch.kind == "table":
         if image_size is not None:
             raise InputError("config-value", f"image size: architecture {arch.name!r} takes table rows, not images")
-        return (COLUMNS,)
+        return (TABLE_COLUMNS,)
     side = image_size or arch.input_size or LARGE_IMAGE
     return (3, side, side)
 

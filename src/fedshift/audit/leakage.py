@@ -1,13 +1,13 @@
-"""What a site's message gives away: an attacker who reads it tries to rebuild the site's images (KD3A, Fig. 5).
+"""What a site's message gives away: an attacker tries to rebuild the site's images from it (KD3A, Fig. 5).
 
 KD3A says that FADA, whose sites synchronise after every batch, leaks images and that KD3A, whose sites send their
-weights after a whole epoch, does not. Here both messages are made by the step that KD3A's sources really run.
+weights after a whole epoch, does not. Here both messages are made by the step that KD3A's sources run.
 
 The attacker is the honest but curious coordinator: it knows the network and its weights before the message, the rate,
 momentum and weight decay, how many images a site has and in what batches it took them. It does not know the images,
 their order, or their labels. It reads the message as the mean gradient of the steps behind it, infers the labels from
 the last layer's bias, and searches for as many images as there were whose gradient, as one batch, points the same way
-(functional/inversion.py). For one step that gradient is exact; for an epoch it is not, because the weights moved on.
+(functional/inversion.py). For one step that gradient is exact; for an epoch it is not, because the weights change.
 An attacker who replays the epoch step by step may do better than this one: a low figure is no proof of privacy.
 """
 
@@ -30,27 +30,27 @@ from torch import Tensor, nn
 from fedshift.data import open_dataset
 from fedshift.data.domain import Domain, Split
 from fedshift.errors import InputError, nearest
-from fedshift.federation.kinds import Weights
 from fedshift.federation.plan import Plan
+from fedshift.federation.releases import Weights
 from fedshift.federation.site import Labelled, SiteSpec
 from fedshift.federation.step import fixed_threads
+from fedshift.functional.averaging import add_noise
 from fedshift.functional.inversion import Search, infer_labels, invert, momentum_total, psnr
 from fedshift.functional.losses import cross_entropy
-from fedshift.functional.noise import add_noise
-from fedshift.methods import kd3a
+from fedshift.methods.kd3a import kd3a
 from fedshift.methods.local import plain_network, weights_of, with_weights
 from fedshift.rng import Rng
 from fedshift.runs.config import make_config
 from fedshift.runs.planning import Prepared, base_network, data_source, prepare
 
 PROBES = 64
-"""Random images that tell the attacker about how the network predicts."""
+"""Number of random images from which the attacker learns how the network usually predicts."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """Sent by a site with `images` images after it took them in batches of `batch`: after a single step where that is
-    all of them, else after an epoch of several."""
+    """Sent by a site with `images` images that trained on them in batches of `batch`: after a single step if one batch
+    holds them all, else after an epoch of several steps."""
 
     images: int
     batch: int
@@ -67,13 +67,13 @@ class Message:
 
 
 MESSAGES = (Message(1, 1), Message(4, 4), Message(4, 2), Message(16, 4))
-"""FADA-like synchronisation twice; then KD3A at a tiny site, and at one with a few steps an epoch."""
+"""Two messages after one batch, as in FADA; then KD3A at a tiny site, and at one with a few steps per epoch."""
 
 
 @dataclass(frozen=True)
-class Attacked:
-    """A site's images and what was rebuilt of each, `(n, 3, height, width)` in [0, 1], paired so that the total squared
-    error is least. `labels_right` is the share of labels that were inferred."""
+class Reconstruction:
+    """A site's images and the rebuilt ones, `(n, 3, height, width)` in [0, 1], paired for the least total error.
+    `labels_right` is the share of labels that were inferred correctly."""
 
     message: Message
     originals: Tensor
@@ -87,7 +87,7 @@ class Attacked:
 
 @dataclass(frozen=True)
 class Leakage:
-    """All attacks on one site's messages, `trials` for each kind of message, every one on other images."""
+    """All attacks on one site's messages: `trials` per kind of message, each on other images."""
 
     dataset: str
     site: str
@@ -95,22 +95,22 @@ class Leakage:
     trials: int
     search: Search
     noise: float
-    attacked: tuple[Attacked, ...]
+    reconstructions: tuple[Reconstruction, ...]
 
-    def of(self, message: Message) -> list[Attacked]:
-        return [attacked for attacked in self.attacked if attacked.message == message]
+    def of(self, message: Message) -> list[Reconstruction]:
+        return [found for found in self.reconstructions if found.message == message]
 
     @property
     def messages(self) -> list[Message]:
-        return list(dict.fromkeys(attacked.message for attacked in self.attacked))
+        return list(dict.fromkeys(found.message for found in self.reconstructions))
 
     def summary(self) -> list[dict[str, Any]]:
-        """A row for each kind of message: mean and standard deviation of the PSNR in dB over images, beside that of a
-        plain grey image, which needs no message at all."""
+        """One row per kind of message: mean and standard deviation of the PSNR in dB over images, beside that of a
+        plain grey image, which needs no message."""
         rows = []
         for message in self.messages:
             own = self.of(message)
-            values = [value for attacked in own for value in attacked.psnr]
+            values = [value for found in own for value in found.psnr]
             grey = [float(v) for a in own for v in psnr(torch.full_like(a.originals, 0.5), a.originals)]
             rows.append(
                 {
@@ -122,13 +122,13 @@ class Leakage:
                     "psnr_std": statistics.pstdev(values),
                     "psnr": values,
                     "psnr_of_plain_grey": statistics.fmean(grey),
-                    "labels_right": statistics.fmean(attacked.labels_right for attacked in own),
+                    "labels_right": statistics.fmean(found.labels_right for found in own),
                 }
             )
         return rows
 
     def plain(self) -> dict[str, Any]:
-        """Everything but the pictures, for JSON."""
+        """Everything except the images, for JSON."""
         return {
             "dataset": self.dataset,
             "site": self.site,
@@ -150,39 +150,38 @@ def leakage(
     search: Search | None = None,
     noise: float = 0.0,
     seed: int = 0,
-    tell: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
     **data: Any,
 ) -> Leakage:
-    """Attacks messages of the domain `site`, by default the first. `data` are configuration keys: `dataset` or
-    `data_dir`, `arch`, `image_size`, `lr` and the like. `noise` is added to the weights that leave, as `policy.noise`
-    would."""
+    """Attacks messages of the domain `site`, by default the first. `data` are configuration keys such as `dataset`,
+    `data_dir`, `arch`, `image_size` and `lr`. `noise` is added to the weights that leave, as by `policy.noise`."""
     chosen = search or Search()
     if min(trials, chosen.steps, chosen.starts) < 1:
         raise InputError("config-value", "trials, steps and starts of the leakage study must be 1 or more")
     prepared, site = _prepared(site, seed, data)
     images = _images_of(prepared, site, max(m.images for m in messages), trials)
-    model, attacked = weights_of(base_network(prepared)[0]), []
+    model, found = weights_of(base_network(prepared)[0]), []
     for message in messages:
         for trial, split in enumerate(images):
             own = split.take(np.arange(message.images))
             rng = Rng.of(seed, "leakage", message.name, trial)
-            attacked.append(attack(own, message, prepared.plan, model, chosen, noise, rng))
-            tell(f"{message.name}, trial {trial + 1}", len(attacked), len(messages) * trials)
+            found.append(attack(own, message, prepared.plan, model, chosen, noise, rng))
+            progress(f"{message.name}, trial {trial + 1}", len(found), len(messages) * trials)
     arch, name = prepared.plan.model.arch, prepared.dataset.name
-    return Leakage(name, site, arch, trials, chosen, noise, tuple(attacked))
+    return Leakage(name, site, arch, trials, chosen, noise, tuple(found))
 
 
 def attack(
     images: Split, message: Message, plan: Plan, model: Weights, search: Search, noise: float, rng: Rng
-) -> Attacked:
-    """Makes the message of a site that has `images`, then rebuilds them from it without looking."""
+) -> Reconstruction:
+    """Makes the message of a site that has `images`, then rebuilds the images from the message alone."""
     with fixed_threads(plan.threads):
         return _attack(images, message, _with_batch(plan, message.batch), model, search, noise, rng)
 
 
 def _attack(
     images: Split, message: Message, plan: Plan, model: Weights, search: Search, noise: float, rng: Rng
-) -> Attacked:
+) -> Reconstruction:
     sent = add_noise(_sent(images, plan, model, rng), noise, rng.child("noise").torch())
     net = with_weights(plain_network(plan), model, torch.device("cpu")).train()
     seen = _mean_gradient(net, model, sent, message, plan)
@@ -197,11 +196,11 @@ def _attack(
     originals = torch.from_numpy(np.array(images.inputs)).permute(0, 3, 1, 2).float() / 255
     assert images.labels is not None
     common = Counter(labels.tolist()) & Counter(images.labels.tolist())
-    return Attacked(message, originals, found[_pairing(found, originals)], common.total() / len(images))
+    return Reconstruction(message, originals, found[_pairing(found, originals)], common.total() / len(images))
 
 
 def _prepared(site: str | None, seed: int, data: dict[str, Any]) -> tuple[Prepared, str]:
-    """A run of KD3A in which `site` is a source, and its name. Who the target is does not matter to it."""
+    """A run of KD3A in which `site` is a source, and the name of the site. It does not matter which is the target."""
     keys = {"method": "kd3a", "arch": "digits-csac", "seed": seed, "rounds": 1, **data}
     dataset = open_dataset(data_source(make_config(keys)))
     site = site or dataset.domains[0]
@@ -215,13 +214,13 @@ def _prepared(site: str | None, seed: int, data: dict[str, Any]) -> tuple[Prepar
 
 
 def _images_of(prepared: Prepared, site: str, count: int, trials: int) -> list[Split]:
-    """`count` labelled training images for each trial, no image in two."""
+    """`count` labelled training images per trial, each image in one trial only."""
     train = prepared.dataset.load(site).train
     if train.labels is None or len(train) < count * trials:
         have = 0 if train.labels is None else len(train)
         raise InputError(
             "data-empty",
-            f"{site!r} has {have} labelled training images and the study takes {count} in each of {trials} trials",
+            f"{site!r} has {have} labelled training images, but the study takes {count} in each of {trials} trials",
         )
     order = Rng.of(prepared.plan.seed, "leakage", site).numpy().permutation(len(train))
     return [train.take(order[trial * count : (trial + 1) * count]) for trial in range(trials)]
@@ -255,7 +254,7 @@ def _mean_gradient(net: nn.Module, before: Weights, after: Weights, message: Mes
 def _last_bias(net: nn.Module, classes: int) -> str:
     names = [name for name, tensor in net.named_parameters() if tensor.shape == (classes,) and name.startswith("head.")]
     if not names:
-        raise InputError("method-needs", "labels are inferred from the last layer's bias, and this network has none")
+        raise InputError("method-needs", "labels are inferred from the last layer's bias, but this network has none")
     return names[-1]
 
 
@@ -266,7 +265,7 @@ def _usual_prediction(net: nn.Module, plan: Plan, rng: Rng) -> Tensor:
 
 
 def _pairing(found: Tensor, originals: Tensor) -> Tensor:
-    """Which rebuilt image goes with each original: a batch has no order."""
+    """The index of the rebuilt image for each original: a batch has no order."""
     from scipy.optimize import linear_sum_assignment
 
     error = torch.cdist(originals.flatten(1), found.flatten(1)).square()

@@ -1,8 +1,8 @@
-"""Do parameters know their domain? Many models a domain, and the distances between them, layer by layer.
+"""Can the domain of a model be told from its parameters? Distances between many models per domain, layer by layer.
 
 J. Yuan et al.: Collaborative Semantic Aggregation and Calibration for Federated Domain Generalization. IEEE TKDE 2023
 (CSAC), Fig. 4. A layer is the last convolution of a stage of the network, as in the paper. Models differ in the order
-of their data; with `starts="random"` in their first weights too.
+of their data; with `starts="random"` also in their initial weights.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from fedshift.errors import InputError
-from fedshift.federation.kinds import Weights
+from fedshift.federation.releases import Weights
 from fedshift.federation.site import Labelled, SiteHost
 from fedshift.federation.step import fixed_threads, isolated_randomness
 from fedshift.files import write_atomically
-from fedshift.functional.separation import Separation, separation
+from fedshift.functional.clusters import Separation, separation
 from fedshift.methods import averaging
 from fedshift.methods.local import weights_of
 from fedshift.nn.network import Network
@@ -37,8 +37,8 @@ Starts = Literal["same", "random"]
 
 
 @dataclass(frozen=True)
-class Population:
-    """Models trained on one domain each. `distances` are L2, layer -> `(n, n)`; `groups` `(n,)` are places in
+class DomainModels:
+    """`n` models, each trained on one domain. `distances` are L2, layer -> `(n, n)`; `groups`, `(n,)`, are indices into
     `domains`."""
 
     dataset: str
@@ -53,24 +53,24 @@ class Population:
 
     @property
     def chance(self) -> float:
-        """How often the nearest of the others would be of the same domain if domains left no trace."""
+        """How often the nearest other model would be of the same domain if domains left no trace."""
         models = len(self.groups)
         return (models / len(self.domains) - 1) / (models - 1)
 
 
-def train_population(
+def train_domain_models(
     models: int,
     starts: Starts = "same",
     *,
     seed: int = 0,
     work: Path | None = None,
-    tell: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
     **keys: Any,
-) -> Population:
-    """Trains `models` models on each domain with FedAvg's step at a site. `keys` are configuration keys; an epoch of
-    training is `local_epochs`, all in one round. Layers are remembered in `work`, so that a second call goes on."""
+) -> DomainModels:
+    """Trains `models` models on each domain with FedAvg's site step, in one round of `local_epochs` epochs. `keys` are
+    configuration keys. Trained layers are kept in `work`, so that a second call resumes."""
     if models < 2:
-        raise InputError("config-value", f"models: {models} given, distances within a domain need 2 at least")
+        raise InputError("config-value", f"models is {models}: distances within a domain need 2 or more")
     prepared = prepare(make_config({**keys, "method": "fedavg", "rounds": 1, "seed": seed}))
     sites = [person.name for person in prepared.roles.sites]
     if len(sites) < 2:
@@ -81,16 +81,17 @@ def train_population(
         for group, spec in enumerate(specs):
             host = SiteHost(spec, prepared.plan, lambda source: prepared.dataset)
             for number in range(models):
-                layers.append(_remembered(host, number, starts, prepared, work))
+                layers.append(_cached(host, number, starts, prepared, work))
                 groups.append(group)
-                tell(f"{spec.name}, model {number + 1} of {models}, {starts} start", len(layers), models * len(sites))
+                what = f"{spec.name}, model {number + 1} of {models}, {starts} start"
+                progress(what, len(layers), models * len(sites))
     distances = {name: _pairwise(torch.stack([own[name].flatten() for own in layers])) for name in layers[0]}
     arch, name = prepared.plan.model.arch, prepared.dataset.name
-    return Population(name, arch, starts, tuple(sites), torch.tensor(groups), distances)
+    return DomainModels(name, arch, starts, tuple(sites), torch.tensor(groups), distances)
 
 
 def layers_of(net: Network) -> dict[str, str]:
-    """Stage -> its last convolution's weights (dense stages: the last matrix) in the state dict."""
+    """Stage -> the name of its last convolution's weights (dense stages: of the last matrix) in the state dict."""
     found = {}
     for stage in net.backbone.stages:
         prefix = f"backbone.{stage}."
@@ -102,7 +103,8 @@ def layers_of(net: Network) -> dict[str, str]:
     return found
 
 
-def _remembered(host: SiteHost, number: int, starts: Starts, prepared: Prepared, work: Path | None) -> Weights:
+def _cached(host: SiteHost, number: int, starts: Starts, prepared: Prepared, work: Path | None) -> Weights:
+    """The layers of one model, from `work` if they are there."""
     config = prepared.config.model_dump(mode="json", exclude={"workers", "target"})
     key = json.dumps([config, prepared.dataset.name, host.spec.name, number, starts], sort_keys=True)
     path = work / "models" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.safetensors" if work else None
@@ -115,7 +117,7 @@ def _remembered(host: SiteHost, number: int, starts: Starts, prepared: Prepared,
 
 
 def _train(host: SiteHost, number: int, starts: Starts, prepared: Prepared) -> dict[str, Tensor]:
-    """The layers of one model, by stage."""
+    """Trains one model and returns its layers by stage."""
     plan, net = prepared.plan, base_network(prepared)[0]
     rng = Rng.of(plan.seed, "population", host.spec.name, number)
     if starts == "random":

@@ -1,4 +1,4 @@
-"""`fedshift.benchmark`: a suite as a function call."""
+"""`fedshift.benchmark`: runs a suite from Python."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedshift.bench.changes import changes_of, check_sections, folder_of
+from fedshift.bench.overrides import check_sections, folder_of, overrides_of
+from fedshift.bench.papers import find_suite
+from fedshift.bench.papers.selection import EXPERIMENT, split
 from fedshift.bench.publish import write_tables
 from fedshift.bench.records import read
-from fedshift.bench.rules import EXPERIMENT, split
-from fedshift.bench.runner import Tell, silent
+from fedshift.bench.run import OnProgress, silent
 from fedshift.bench.selection import rules_compared
-from fedshift.bench.suite import Found, Order, Scale
-from fedshift.bench.suites import find_suite
+from fedshift.bench.suite import Scale, SuiteRequest, SuiteResult
 from fedshift.errors import InputError
 
 WORK = Path("runs/bench")
-"""Where trainings go without `out`: suites that need the same ones share them."""
+"""The folder of trainings if `out` is not given: all suites share it."""
 
 
 def benchmark(
@@ -34,46 +34,47 @@ def benchmark(
     jobs: int | None = None,
     settings: Sequence[str] | Mapping[str, Any] = (),
     records: Sequence[Path | str] = (),
-    tell: Tell = silent,
-) -> Found:
-    """Runs what is missing of a suite and writes table.{txt,md,csv,tex,json} into `out`. By default that is
-    runs/bench/SUITE, and for other data, scales, rows, seeds or settings than the suite's own a folder in it.
-    Of `methods` and `seeds`, None is the suite's own choice; `settings` are `key=value` or a dictionary; `jobs`
-    trainings go side by side, by default one a core. With `records` (of `selection` alone) nothing is trained: these
-    files are read."""
+    progress: OnProgress = silent,
+) -> SuiteResult:
+    """Runs what is missing of a suite and writes table.{txt,md,csv,tex,json} into `out`. The default of `out` is
+    runs/bench/SUITE, or a folder inside it if data, scale, rows, seeds or settings are not the suite's own.
+
+    None for `methods` or `seeds` means the suite's own. `settings` are `key=value` strings or a dictionary. `jobs`
+    trainings run side by side, by default one per core. With `records`, which only the suite `selection` takes, nothing
+    is trained: these files are read. `progress` is called after every training."""
     found_suite = find_suite(suite)
     if scale not in ("mini", "paper"):
         raise InputError("config-value", f"scale: {scale!r} is neither mini nor paper")
     if jobs is not None and jobs < 1:
-        raise InputError("config-value", f"--jobs {jobs}: 1 is least")
-    order = Order(
+        raise InputError("config-value", f"--jobs {jobs}: must be 1 or more")
+    request = SuiteRequest(
         scale=scale,
         out=Path(out) if out is not None else WORK / found_suite.name,
         work=Path(out) if out is not None else WORK,
         data_dir=Path(data_dir) if data_dir is not None else None,
         seeds=tuple(seeds) if seeds is not None else None,
         methods=tuple(methods) if methods is not None else None,
-        settings=as_words(settings),
+        settings=as_strings(settings),
         jobs=jobs or cores(),
-        tell=tell,
+        progress=progress,
     )
     files = [Path(path) for path in records]
     if files and found_suite.name != EXPERIMENT.name:
         raise InputError("config-value", f"records are for the suite {EXPERIMENT.name!r}, not for {suite!r}")
     if files and (settings or methods is not None or seeds is not None):
         raise InputError("config-value", "with records nothing is trained: methods, seeds and settings change nothing")
-    check_sections(found_suite, order)
-    changes = changes_of(found_suite, order)
+    check_sections(found_suite, request)
+    overrides = overrides_of(found_suite, request)
     if out is None:
-        order = replace(order, out=WORK / folder_of(found_suite, order, files))
-    found = from_records(files) if files else found_suite.run(order)
-    found = replace(found, out=order.out, notes=(*changes.notes, *found.notes))
-    write_tables(found_suite, order, found)
-    return found
+        request = replace(request, out=WORK / folder_of(found_suite, request, files))
+    result = compare_rules(files) if files else found_suite.run(request)
+    result = replace(result, out=request.out, notes=(*overrides.notes, *result.notes))
+    write_tables(found_suite, request, result)
+    return result
 
 
-def from_records(paths: Sequence[Path]) -> Found:
-    """The comparison of selection rules on records that are there already, a table for each file."""
+def compare_rules(paths: Sequence[Path]) -> SuiteResult:
+    """Compares the selection rules on existing record files, one table per file."""
     tables, notes, kept, broken = [], [], [], 0
     for path in paths:
         if not path.is_file():
@@ -87,12 +88,12 @@ def from_records(paths: Sequence[Path]) -> Found:
     if not tables:
         raise InputError("data-empty", f"no record in {', '.join(str(path) for path in paths)}")
     if any(len(record.rounds) < 3 for record in kept):
-        notes.append("Some runs were scored in two rounds or fewer: there was not much to choose from.")
-    return Found(tables=tuple(tables), records=tuple(kept), broken_lines=broken, notes=tuple(notes))
+        notes.append("Some runs were scored in two rounds or fewer: the rules had little to choose from.")
+    return SuiteResult(tables=tuple(tables), records=tuple(kept), broken_lines=broken, notes=tuple(notes))
 
 
-def as_words(settings: Sequence[str] | Mapping[str, Any]) -> tuple[str, ...]:
-    """`key=value` for each, as on the command line."""
+def as_strings(settings: Sequence[str] | Mapping[str, Any]) -> tuple[str, ...]:
+    """Each setting as `key=value`, as on the command line."""
     if isinstance(settings, Mapping):
         return tuple(f"{key}={json.dumps(value)}" for key, value in settings.items())
     return tuple(settings)

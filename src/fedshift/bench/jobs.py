@@ -1,23 +1,25 @@
-"""A job is one training and its place in a table: the row (what is trained), the column (where or how), the seed."""
+"""Jobs: single trainings of a grid, each with its row (what is trained), column (where or how) and seed; and a rough
+estimate of how long they take."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from fedshift.errors import InputError, nearest
-from fedshift.methods import METHODS
+from fedshift.methods import METHODS, find_about
 from fedshift.runs.config import RunConfig, make_config
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table. `settings` are configuration keys, with a method's own under its name; `theirs` has what the
-    paper printed, by column."""
+    """A row of a table. `settings` are configuration keys, with a method's own keys under its name. `theirs` is what
+    the paper printed, by column."""
 
     label: str
     method: str
@@ -27,8 +29,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """`settings` say which domain is the target, or which value is tried. `names` is what `{name}` stands for in the
-    settings of rows. Several columns of one label are averaged."""
+    """A column of a table. `settings` say which domain is the target, or which value is tried. `names` maps each
+    `{name}` in the settings of rows to its value. Columns with equal labels are averaged."""
 
     label: str
     settings: Mapping[str, Any]
@@ -37,17 +39,19 @@ class Column:
 
 @dataclass(frozen=True)
 class Job:
+    """One training. `row` and `column` are the labels of its cell in the table."""
+
     row: str
     column: str
     config: RunConfig
 
     @cached_property
     def digest(self) -> str:
-        """The job's name on disk: equal configurations are one job, in whatever table they stand."""
+        """The job's name on disk. Equal configurations are one job, whichever tables they are in."""
         return hashlib.sha256(json.dumps(self.config.chosen(), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def grid(
+def grid_jobs(
     rows: Sequence[Row],
     columns: Sequence[Column],
     seeds: Sequence[int],
@@ -56,9 +60,9 @@ def grid(
     last: Mapping[str, Any] | None = None,
     names: Mapping[str, Any] | None = None,
 ) -> Iterator[Job]:
-    """Every row in every column with every seed, seed by seed: a first complete table is there early. Later layers of
-    settings win: `common`, a method's, the column's, the row's, and `last` what the user set. Sections of other methods
-    are left out."""
+    """Every row in every column with every seed. Seeds come one after the other, so that a first complete table is
+    ready early. Settings are merged in this order, later ones win: `common`, the method's (`by_method`), the column's,
+    the row's, the user's (`last`). Keys of other methods are left out."""
     for seed in seeds:
         for column in columns:
             for row in rows:
@@ -71,7 +75,7 @@ def grid(
 
 
 def chosen_rows(rows: Sequence[Row], methods: Sequence[str] | None) -> list[Row]:
-    """Those of the named methods, or of that label."""
+    """The rows whose method or label is among `methods`; all rows for None."""
     if methods is None:
         return list(rows)
     known = {name.lower() for row in rows for name in (row.method, row.label)}
@@ -83,7 +87,7 @@ def chosen_rows(rows: Sequence[Row], methods: Sequence[str] | None) -> list[Row]
 
 
 def filled(value: Any, names: Mapping[str, Any]) -> Any:
-    """`value` with every `{name}` in it replaced by what it stands for."""
+    """`value` with every `{name}` in it replaced by its value in `names`."""
     if isinstance(value, Mapping):
         return {key: filled(inner, names) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -93,9 +97,68 @@ def filled(value: Any, names: Mapping[str, Any]) -> Any:
 
 
 def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with `over` laid on top; sections (a method's own keys) are merged key by key."""
+    """`values` updated with `over`. Nested mappings (a method's own keys) are merged key by key."""
     result = dict(values)
     for key, value in over.items():
         old = result.get(key)
         result[key] = {**old, **value} if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return result
+
+
+# --- Estimated times ------------------------------------------------------------------------------------------------
+
+START_SECONDS = 5.0
+"""Seconds in which a process starts, reads its data and writes its results."""
+
+ROUND_SECONDS = 0.15
+"""Seconds per round for sending and scoring models."""
+
+MILLISECONDS = {
+    ("digits-copa", 16): 0.7,
+    ("digits-csac", 16): 0.4,
+    ("digits-dualadapt", 20): 0.75,
+    ("segnet-small", None): 6.0,
+}
+"""Milliseconds per training image in FedAvg, forward and backward, by network and image size. Times of other networks
+were not measured."""
+
+TRAINING_IMAGES = {"digits": 800, "rotated-digits": 1000, "streets": 200}
+"""Training images per domain of the built-in data sets."""
+SITES = {"digits": 4, "rotated-digits": 5, "streets": 4}
+"""Source domains of the built-in data sets, one target left out."""
+
+
+def estimated_seconds(jobs: Iterable[Job]) -> float | None:
+    """Seconds of all jobs one after the other on built-in data. None if a network or data set was not measured."""
+    total = 0.0
+    for job in jobs:
+        seconds = _seconds(job)
+        if seconds is None:
+            return None
+        total += seconds
+    return total
+
+
+def _seconds(job: Job) -> float | None:
+    config = job.config
+    dataset = config.dataset or "digits"
+    milliseconds = MILLISECONDS.get((config.arch, config.image_size))
+    if milliseconds is None or dataset not in TRAINING_IMAGES:
+        return None
+    pictures = min(config.train_per_site or TRAINING_IMAGES[dataset], TRAINING_IMAGES[dataset])
+    rounds, hyper, factor = config.rounds or 20, config.hyper, find_about(config.method).time_factor
+    epochs: float = rounds * (config.local_epochs or 1.0)
+    if config.method == "csac":
+        epochs = hyper["acquisition_epochs"] + rounds * hyper["calibration_epochs"]
+    if config.home:
+        seen = pictures * (epochs * factor + hyper.get("pretrain_epochs", 0.0))
+    else:
+        sites = len(config.sources) if config.sources else SITES[dataset]
+        seen = pictures * epochs * sites * factor
+    return float(START_SECONDS + ROUND_SECONDS * rounds + seen * milliseconds / 1000)
+
+
+def about_minutes(seconds: float) -> str:
+    """`about a minute`, `about 12 minutes`."""
+    minutes = max(1, math.ceil(seconds / 60))
+    return "about a minute" if minutes == 1 else f"about {minutes} minutes"

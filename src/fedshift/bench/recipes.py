@@ -1,24 +1,29 @@
-"""Recipes: a data set, a network and a schedule, as the papers have them and cut down to minutes on two cores.
-
-A recipe holds what all rows of a table share; what single methods have otherwise is beside it."""
+"""Recipes: data set, network and schedule of a table, as in the papers and cut down to minutes on two cores. A workload
+is a recipe with the data that it is run on: public, built-in, or the user's folder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from fedshift.bench.layouts import Layout, Scene
-from fedshift.data.public import PUBLIC
+from fedshift.bench.columns import DomainRoles, Layout
+from fedshift.data import DataSource, open_dataset
+from fedshift.data.formats.public import PUBLIC, how_to_get
+from fedshift.data.index.survey import Survey
+from fedshift.data.registry import survey
+from fedshift.errors import InputError
 
 Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """`targets` are the domains that take turns (none: all), `home` the labelled one of multi-adapt. Data that the user
-    gave have other names: then the first ones play these parts. `names` is what `{name}` stands for in the settings of
-    rows. `layout` replaces the experiment's."""
+    """`settings` are shared by all rows of a table, `by_method` has the exceptions. `targets` are the domains that are
+    the target in turn (empty: all), `home` is the labelled domain of multi-adapt. If the user's data have other domain
+    names, the first domains take these roles. `names` maps each `{name}` in the settings of rows to its value.
+    `layout` replaces the experiment's."""
 
     dataset: str
     settings: Settings
@@ -32,40 +37,119 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if not self.domains:
+            assert self.dataset in PUBLIC, f"{self.dataset} is no public data set: its recipe has to name the domains"
             object.__setattr__(self, "domains", tuple(PUBLIC[self.dataset].domains))
 
-    def scene(self) -> Scene:
+    def roles(self) -> DomainRoles:
         wanted = self.targets or self.domains
         known = tuple(name for name in wanted if name in self.domains)
         targets = known if len(known) == len(wanted) else self.domains[: len(wanted)] if self.targets else self.domains
-        return Scene(self.domains, targets, self.home if self.home in self.domains else self.domains[0])
+        return DomainRoles(self.domains, targets, self.home if self.home in self.domains else self.domains[0])
 
     def but(self, by_method: Mapping[str, Settings] | None = None, **settings: Any) -> Recipe:
-        """With some settings changed."""
+        """A copy with some settings changed."""
         return replace(self, settings={**self.settings, **settings}, by_method={**self.by_method, **(by_method or {})})
 
     def with_seeds(self, *seeds: int) -> Recipe:
         return replace(self, seeds=seeds)
 
     def at(self, *targets: str) -> Recipe:
-        """With these domains alone as targets, in turn."""
+        """A copy with only these domains as targets, in turn."""
         return replace(self, targets=targets)
 
-    def laid_out(self, layout: Layout) -> Recipe:
+    def with_layout(self, layout: Layout) -> Recipe:
         return replace(self, layout=layout)
 
-    def called(self, **names: Any) -> Recipe:
+    def with_names(self, **names: Any) -> Recipe:
         return replace(self, names=names)
 
     def on_photos(self) -> Recipe:
-        """With the network and schedule for photographs, and the roles and seeds of this one."""
+        """A copy with the network and schedule for photographs, and the roles and seeds of this recipe."""
         photos = PHOTOS if "setting" in self.settings else FROZEN_PHOTOS
         kept = {key: self.settings[key] for key in ("setting", "client_fraction") if key in self.settings}
         settings = {**photos.settings, **kept}
         return replace(self, settings=settings, by_method=photos.by_method, names={**self.names, **photos.names})
 
 
-# --- The papers' ----------------------------------------------------------------------------------------------------
+SMALL_IMAGE = 40
+"""Up to this side in pixels, images are for the digit networks."""
+STREET_SIZE = 64
+"""Side in pixels to which the user's street scenes are scaled."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`data_keys` are the configuration keys that name the data. `notes` are sentences about them for the reader."""
+
+    title: str
+    recipe: Recipe
+    data_keys: Mapping[str, Any]
+    roles: DomainRoles
+    notes: tuple[str, ...] = ()
+
+
+def named_workload(recipe: Recipe, data_dir: Path | None) -> Workload:
+    """The recipe on its own data set: read from `data_dir` if it is public, else built in."""
+    name = recipe.dataset
+    if name not in PUBLIC:
+        note = f"Measured on the built-in {name}: compare rows with each other, not with the paper."
+        return Workload(name, recipe, {"dataset": name}, recipe.roles(), (note,))
+    if data_dir is None:
+        raise InputError("data-missing", f"this suite needs {name}. {how_to_get(name)}")
+    inner = data_dir / name
+    folder = (inner if inner.is_dir() else data_dir).resolve()
+    found = _usable(survey(DataSource(name, folder, recipe.settings.get("image_size"))))
+    missing = [domain for domain in recipe.domains if domain not in _names(found)]
+    if missing:
+        raise InputError("data-missing", f"{folder} lacks {', '.join(missing)} of {name}. {how_to_get(name)}")
+    return Workload(name, recipe, {"dataset": name, "data_dir": str(folder)}, recipe.roles())
+
+
+def user_workload(mini: Recipe, data_dir: Path, names: Sequence[str]) -> Workload:
+    """A short recipe on the user's folder. The folder is read as one of the public data sets `names` if possible, else
+    as a folder of domains."""
+    name, found = _survey(data_dir, names)
+    task = open_dataset(DataSource(mini.dataset)).task
+    if found.task != task:
+        raise InputError("method-needs", f"this suite is about {task}, but {data_dir} holds data for {found.task}")
+    is_photo = task == "classification" and len(found.input_shape) == 3 and max(found.input_shape[1:]) > SMALL_IMAGE
+    recipe = mini.on_photos() if is_photo else mini
+    keys: dict[str, Any] = {"dataset": name, "data_dir": str(data_dir.resolve())}
+    if task == "segmentation":
+        keys["image_size"] = STREET_SIZE
+    domains = _names(found)
+    # Built-in images may be scaled down. The user's images keep their size, except for the network for photographs.
+    size = recipe.settings.get("image_size") if is_photo else None
+    recipe = replace(recipe.but(image_size=size), domains=domains)
+    title = name or data_dir.resolve().name
+    note = f"Measured on {title} with a schedule cut to minutes: compare rows with each other, not with the paper."
+    return Workload(title, recipe, {k: v for k, v in keys.items() if v is not None}, recipe.roles(), (note,))
+
+
+def _survey(data_dir: Path, names: Sequence[str]) -> tuple[str | None, Survey]:
+    if not data_dir.is_dir():
+        raise InputError("data-missing", f"there is no folder {data_dir}")
+    for name in names:
+        try:
+            found = survey(DataSource(name, data_dir))
+        except InputError:
+            continue
+        if not found.problems and len(found.domains) > 1:
+            return name, found
+    return None, _usable(survey(DataSource(None, data_dir)))
+
+
+def _usable(found: Survey) -> Survey:
+    if found.problems:
+        raise InputError(found.problems[0].code, found.problems[0].message)
+    return found
+
+
+def _names(found: Survey) -> tuple[str, ...]:
+    return tuple(domain.name for domain in found.domains)
+
+
+# --- Recipes of the papers ------------------------------------------------------------------------------------------
 
 RESNET_18: Settings = {"arch": "resnet18", "weights": "imagenet", "image_size": 224}
 RESNET_101: Settings = {"arch": "resnet101", "weights": "imagenet", "image_size": 224}
@@ -80,7 +164,7 @@ _CSAC: Settings = {
     "local_epochs": 10.0,
     "schedule": "constant",
 }
-"""Sites of the compared methods train as long as CSAC calibrates: the paper says nothing else of them."""
+"""Sites of the compared methods train as long as CSAC calibrates: the paper does not say how long they train."""
 
 COPA_PACS = Recipe(
     "pacs",
@@ -145,7 +229,7 @@ KD3A_DOMAINNET = Recipe(
 DUAL_DIGIT_FIVE = Recipe(
     "digit-five", {"setting": "multi-adapt", "arch": "digits-dualadapt", "client_fraction": 0.1}, home="mnist"
 )
-"""The paper leaves its schedule to a supplement: the methods' own defaults."""
+"""The paper's schedule is in a supplement. Here it is the methods' defaults."""
 DUAL_DOMAINNET = Recipe("domainnet", {**RESNET_101, "setting": "multi-adapt", "client_fraction": 0.1})
 DUAL_CITIES = Recipe(
     "gta5-crosscity",
@@ -153,7 +237,7 @@ DUAL_CITIES = Recipe(
     home="gta5",
 )
 
-# --- Cut down -------------------------------------------------------------------------------------------------------
+# --- Recipes cut down to minutes ------------------------------------------------------------------------------------
 
 _DIGITS = ("handwritten", "photo", "typeset", "street", "chalk")
 _ANGLES = ("M0", "M15", "M30", "M45", "M60", "M75")
@@ -163,7 +247,7 @@ _SHORT: Settings = {
     "arch": "digits-copa",
     "image_size": 16,  # a quarter of the time of 32
     "train_per_site": 300,
-    "rounds": 24,  # 456 steps a site: after half as many COPA is still behind FedAvg at its own sources
+    "rounds": 24,  # 456 steps per site: after half as many, COPA is still behind FedAvg at its own sources
     "batch_size": 16,
     "lr": 0.05,
     "momentum": 0.9,
@@ -176,7 +260,7 @@ _SHORT_CSAC: Settings = {"rounds": 20, "csac": {"acquisition_epochs": 4.0, "cali
 DIGITS = Recipe("digits", _SHORT, {"csac": _SHORT_CSAC}, (0,), _DIGITS)
 ADAPT_DIGITS = Recipe(
     "digits",
-    # Teachers have to become sure of themselves between two averages: fewer rounds, longer ones.
+    # Teachers have to become confident between two averages: fewer but longer rounds.
     {**_SHORT, "setting": "adapt", "rounds": 8, "local_epochs": 3.0, "evaluate_every": 1},
     {"kd3a": {"lr_min": 0.001}, "shot": {"weight_decay": 1e-3}},
     (0,),
@@ -186,7 +270,7 @@ ROTATED = Recipe(
     "rotated-digits",
     {
         "arch": "digits-csac",
-        "image_size": 16,  # The handwriting has 8 x 8 pixels.
+        "image_size": 16,  # the handwritten digits have 8 x 8 pixels
         "train_per_site": 500,
         "rounds": 8,
         "local_epochs": 4.0,
@@ -213,7 +297,7 @@ ONE_TO_MANY = Recipe(
         "evaluate_every": 2,
     },
     {
-        # As many passes over the home's data as the others make with their pre-training, which is their first round.
+        # As many passes over the home's data as the other methods make; their first round is pre-training.
         "source-only": {"rounds": 16},
         "dualadapt": {"rounds": 9, "dualadapt": {"pretrain_epochs": 8.0}},
         "fed-oracle": {"rounds": 9, "fed-oracle": {"pretrain_epochs": 8.0}},
@@ -255,13 +339,13 @@ PHOTOS = Recipe(
     (0,),
     names={"large": "mobilenet_v2", "small": "efficientnet_lite0", "small_lr": 0.003},
 )
-"""For photographs that the user gave: a small network with ImageNet weights."""
+"""For the user's photographs: a small network with ImageNet weights."""
 FROZEN_PHOTOS = replace(
     PHOTOS.but(
         {
-            # Untrained judges have nothing to teach a pre-trained extractor, and there are few rounds.
+            # Untrained classifiers would only harm a pre-trained extractor, and there are few rounds.
             "copa": {"copa": {"norm_where": "first-stage", "first_judges": "none"}},
-            # After so few steps local models are no models to align with; the paper's 0.6 is for thousands.
+            # After so few steps local models are poor references for alignment; the paper's 0.6 is for thousands.
             "csac": {"rounds": 4, "csac": {"acquisition_epochs": 1.0, "calibration_epochs": 1.0, "lambda": 0.1}},
         },
         freeze_norm=True,
@@ -273,5 +357,5 @@ FROZEN_PHOTOS = replace(
     ),
     names={"large": "mobilenet_v2", "small": "efficientnet_lite0", "small_lr": 0.002},
 )
-"""The same where nobody adapts: methods that do may work with the statistics of BatchNorm layers, and all others are
-better off with those of ImageNet."""
+"""The same for suites without adaptation. Methods that adapt may use the BatchNorm statistics; all others do better
+with those of ImageNet."""

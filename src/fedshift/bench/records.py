@@ -1,4 +1,4 @@
-"""What is kept of a finished job: one line of JSON, small enough to be committed beside the table made from it."""
+"""The record of a finished job: one line of JSON, small enough to be committed beside the tables made from it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 
 import yaml
 
-from fedshift.runs.directory import RunDirectory, read_metrics
+from fedshift.errors import InputError
+from fedshift.runs.record import read_record
 
-Curve = dict[str, list[float | None]]
-"""By site, one value a scored round."""
-
+Curves = dict[str, list[float | None]]
+"""By site, one value per scored round."""
 
 NOTED = ("target", "train")
-"""Phases of a run's metrics in which methods, and the target that they adapt to, note numbers of their own."""
+"""Phases of a run's metrics in which the method, and the target it adapts to, log numbers."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """`scores` are per target and rule (last, source_val, oracle); `val` and `test` every scored round, so that other
-    rules can be tried later; `notes` what the method noted in the same rounds, by name and site."""
+    """`scores` are per target and rule (last, source_val, oracle). `val` and `test` have every scored round, so that
+    other rules can be tried later. `notes` are the numbers that the method logged in these rounds, by name and site."""
 
     job: str
     row: str
@@ -38,9 +38,9 @@ class Record:
     seed: int
     scores: dict[str, dict[str, float]]
     rounds: list[int]
-    val: Curve
-    test: Curve
-    notes: dict[str, Curve]
+    val: Curves
+    test: Curves
+    notes: dict[str, Curves]
     settings: dict[str, Any]
     bytes: dict[str, int]
     seconds: float
@@ -49,39 +49,41 @@ class Record:
 
 
 def read_run(folder: Path, job: str, row: str, column: str) -> Record:
-    """The record of a finished run, for a place in a table."""
-    directory = RunDirectory(folder)
-    results = json.loads(directory.results.read_text())
-    rows = read_metrics(directory.metrics)[0]
-    rounds = sorted({row["round"] for row in rows if row["phase"] in ("val", "test")})
+    """The record of the finished run in `folder`, for the cell of a table at `row` and `column`."""
+    run = read_record(folder)
+    results = run.results
+    if results is None:
+        raise InputError("run-missing", f"{folder} is not a finished run")
+    rows = [line.model_dump() for line in run.rows]
+    rounds = sorted({line.round for line in run.rows if line.phase in ("val", "test")})
     return Record(
         job=job,
         row=row,
         column=column,
-        method=results["method"],
-        setting=results["setting"],
-        dataset=Path(str(results["dataset"])).name,
-        sources=results["sources"],
-        target=results["target"],
-        home=results["home"],
-        seed=results["seed"],
-        scores=results["per_target"],
+        method=results.method,
+        setting=results.setting,
+        dataset=Path(results.dataset).name,
+        sources=results.sources,
+        target=results.target,
+        home=results.home,
+        seed=results.seed,
+        scores={target: scores.model_dump() for target, scores in results.per_target.items()},
         rounds=rounds,
         val=_curves(rows, "val", rounds),
         test=_curves(rows, "test", rounds),
         notes={
-            name: _curves([r for r in rows if r["name"] == name], phase, rounds)
-            for phase, name in sorted({(row["phase"], row["name"]) for row in rows if row["phase"] in NOTED})
+            name: _curves([line for line in rows if line["name"] == name], phase, rounds)
+            for phase, name in sorted({(line.phase, line.name) for line in run.rows if line.phase in NOTED})
         },
-        settings=_settings(directory.config),
-        bytes=results["bytes"],
-        seconds=results["seconds"]["total"],
-        counters=results["counters"],
-        model_sha256=results["model_sha256"],
+        settings=_settings(folder / "config.yaml"),
+        bytes=results.bytes,
+        seconds=results.seconds["total"] or 0.0,
+        counters=results.counters,
+        model_sha256=results.model_sha256,
     )
 
 
-def _curves(rows: Sequence[dict[str, Any]], phase: str, rounds: Sequence[int]) -> Curve:
+def _curves(rows: Sequence[dict[str, Any]], phase: str, rounds: Sequence[int]) -> Curves:
     found: dict[str, dict[int, float | None]] = {}
     for row in rows:
         if row["phase"] == phase:
@@ -90,21 +92,21 @@ def _curves(rows: Sequence[dict[str, Any]], phase: str, rounds: Sequence[int]) -
 
 
 def _settings(config: Path) -> dict[str, Any]:
-    """The configuration without what names the machine or the place of the data."""
+    """The configuration without keys that name the machine or the path of the data."""
     values: dict[str, Any] = yaml.safe_load(config.read_text())
     unwanted = {"data_dir", "workers", "engine", "device", "method", "setting", "seed", "policy", "deadline"}
     return {key: value for key, value in values.items() if key not in unwanted and value not in (None, [], {})}
 
 
 def append(path: Path, record: Record) -> None:
-    """Adds a line. Several processes may do so at once: a line is one write, under a lock where there are locks."""
+    """Appends a line. Several processes may do so at once: a line is one write, under a lock if the system has them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         with suppress(ImportError):  # Windows has no fcntl.
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX)
-        # A line that a killed process left half-written must not swallow this one.
+        # If a killed process left half a line, this one has to start a new line.
         start = b"\n" if _ends_within_a_line(path) else b""
         file.write(start + json.dumps(asdict(record)).encode() + b"\n")
 
@@ -118,7 +120,7 @@ def _ends_within_a_line(path: Path) -> bool:
 
 
 def read(paths: Iterable[Path]) -> tuple[list[Record], int]:
-    """The records of several files, the last of equal jobs in equal places, and how many lines were not whole."""
+    """The records of several files, and the number of broken lines. Of equal jobs in equal cells the last is kept."""
     found: dict[tuple[str, str, str], Record] = {}
     broken = 0
     for path in paths:

@@ -1,9 +1,10 @@
-"""Which round's model to keep, by rule. Users have no labels of the target: all rules but the oracle do without them.
+"""Rules that choose the round whose model is kept. Users have no labels of the target: only the oracle needs them.
 
-`last`: the last one. `source-val`: the best mean validation score at the sources. `leave-one-site-out`: the round that
-was best when each source in turn was held out and played the target. Label-free, from the target's unlabelled data:
-`consensus` (KD3A's quality of the vote), `entropy` (the surest predictions), `information` (sure ones of every class),
-`agreement` (of heads or teachers). `oracle`: the best test score. That is a bound, and never a row among the others.
+`last`: the last round. `source-val`: the best mean validation score at the sources. `leave-one-site-out`: the round
+that was best when each source in turn was held out as the target. Four rules use the target's unlabelled data:
+`consensus` (KD3A's quality of the vote), `entropy` (the most confident predictions), `information` (confident
+predictions of every class), `agreement` (of heads or teachers). `oracle`: the best test score, an upper bound that is
+never ranked with the others.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from fedshift.bench.tables import Choose, Table, make_table
 
 Curve = Sequence[float | None]
 Pick = Callable[[Record, Sequence[Record]], int | None]
-"""A record, and others that may help, to the place of a round in its curves; None where the rule does not apply."""
+"""From a record, and other records that may help, to the index of a round in its curves. None: the rule does not
+apply."""
 
 ORACLE = "oracle"
 
@@ -30,7 +32,7 @@ def source_val(record: Record, others: Sequence[Record]) -> int | None:
 
 
 def leave_one_site_out(record: Record, others: Sequence[Record]) -> int | None:
-    """Needs a run for each source, trained on the rest of the sources alone."""
+    """Needs one run per source, trained on the other sources only."""
     held_out = {other.target: other for other in others if _leaves_one_out(other, record)}
     if set(held_out) != set(record.sources) or len(record.sources) < 2:
         return None
@@ -51,8 +53,8 @@ def information(record: Record, others: Sequence[Record]) -> int | None:
 
 
 def agreement(record: Record, others: Sequence[Record]) -> int | None:
-    """Of COPA's local models: the mean share of the pseudo labels that they agree with, times the share of samples that
-    have one. Of KD3A's teachers: the share of samples whose label somebody supports."""
+    """COPA: the mean share of pseudo labels that local models agree with, times the share of samples that have one.
+    KD3A: the share of samples whose label is supported by a teacher."""
     if "agreement" in record.notes:
         agreed = _mean_curve(list(record.notes["agreement"].values()), len(record.rounds))
         shares = _noted(record, "pseudo_label_share")
@@ -63,6 +65,52 @@ def agreement(record: Record, others: Sequence[Record]) -> int | None:
 
 def oracle(record: Record, others: Sequence[Record]) -> int | None:
     return highest(_mean_curve(list(record.test.values()), len(record.rounds)))
+
+
+def highest(curve: Curve) -> int | None:
+    """The index of the highest value, the last of equal ones."""
+    known = [(value, index) for index, value in enumerate(curve) if value is not None]
+    return max(known)[1] if known else None
+
+
+def _mean_curve(curves: Sequence[Curve], length: int) -> list[float | None]:
+    """Per round, the mean over the curves that have a value."""
+    found: list[float | None] = []
+    for index in range(length):
+        values = [value for curve in curves if index < len(curve) and (value := curve[index]) is not None]
+        # The same sum as in a run: another one could resolve ties between rounds differently.
+        found.append(sum(values) / len(values) if values else None)
+    return found
+
+
+def _noted(record: Record, name: str) -> Curve:
+    """A number that was logged once per round, for the whole run or for the target only."""
+    curves = list(record.notes.get(name, {}).values())
+    return curves[0] if len(curves) == 1 else [None] * len(record.rounds)
+
+
+def _product(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a * b
+
+
+def _leaves_one_out(other: Record, record: Record) -> bool:
+    """Whether `other` is the same run as `record`, except that a source is the target and the target takes no part."""
+    same = (other.method, other.seed, other.dataset, other.rounds) == (
+        record.method,
+        record.seed,
+        record.dataset,
+        record.rounds,
+    )
+    return (
+        same
+        and other.target in record.sources
+        and set(other.sources) == set(record.sources) - {other.target}
+        and _without_roles(other.settings) == _without_roles(record.settings)
+    )
+
+
+def _without_roles(settings: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in settings.items() if key not in ("sources", "target")}
 
 
 RULES: dict[str, Pick] = {
@@ -82,22 +130,22 @@ def _by_results(key: str) -> Choose:
 
 
 MAIN_RULES: dict[str, Choose] = {"last": _by_results("last"), "source-val": _by_results("source_val")}
-"""The rules of every table, as the runs themselves applied them."""
+"""The rules of every table, as applied by the runs themselves."""
 
 
 def picked(record: Record, rule: str, others: Sequence[Record] = ()) -> dict[str, float]:
-    """A record's test score by target in the round that the rule chooses; nothing where it does not apply."""
-    place = RULES[rule](record, others)
-    scores = {} if place is None else {target: curve[place] for target, curve in record.test.items()}
+    """A record's test score by target in the round that the rule chooses; empty if the rule does not apply."""
+    index = RULES[rule](record, others)
+    scores = {} if index is None else {target: curve[index] for target, curve in record.test.items()}
     return {target: score for target, score in scores.items() if score is not None}
 
 
 def rules_compared(records: Sequence[Record], others: Sequence[Record] = (), title: str = "selection") -> Table:
-    """Rules x rows of the records: what each rule would have scored, and how much it loses to the oracle."""
+    """A table of rules x rows of the records: the score under each rule, and its difference to the oracle."""
     return make_table(
         list(_under_each_rule(records, others)),
         lambda record: {target: scores["picked"] for target, scores in record.scores.items()},
-        "as the row says",
+        "as named in the row",
         title,
         baseline=ORACLE,
         not_ranked=(ORACLE,),
@@ -112,49 +160,3 @@ def _under_each_rule(records: Sequence[Record], others: Sequence[Record]) -> Ite
             }
             if scores:
                 yield replace(record, row=rule, column=record.row, scores=scores)
-
-
-def highest(curve: Curve) -> int | None:
-    """The place of the highest value, the latest of equals."""
-    known = [(value, place) for place, value in enumerate(curve) if value is not None]
-    return max(known)[1] if known else None
-
-
-def _noted(record: Record, name: str) -> Curve:
-    """What was noted once a round: for the whole run, or for the target alone."""
-    curves = list(record.notes.get(name, {}).values())
-    return curves[0] if len(curves) == 1 else [None] * len(record.rounds)
-
-
-def _mean_curve(curves: Sequence[Curve], length: int) -> list[float | None]:
-    """Round by round, the mean over those that have a value."""
-    found: list[float | None] = []
-    for place in range(length):
-        values = [value for curve in curves if place < len(curve) and (value := curve[place]) is not None]
-        # As runs add up themselves: another sum could break ties of rounds in another way.
-        found.append(sum(values) / len(values) if values else None)
-    return found
-
-
-def _product(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a * b
-
-
-def _leaves_one_out(other: Record, record: Record) -> bool:
-    """Whether `other` is the run of `record`, with one of its sources for the target and the target nowhere."""
-    same = (other.method, other.seed, other.dataset, other.rounds) == (
-        record.method,
-        record.seed,
-        record.dataset,
-        record.rounds,
-    )
-    return (
-        same
-        and other.target in record.sources
-        and set(other.sources) == set(record.sources) - {other.target}
-        and _without_roles(other.settings) == _without_roles(record.settings)
-    )
-
-
-def _without_roles(settings: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in settings.items() if key not in ("sources", "target")}

@@ -1,4 +1,5 @@
-"""Records to a table: rows x columns and their average, mean and standard deviation over seeds, in per cent."""
+"""Tables: scores of records by row and column, with mean and standard deviation over seeds; sheets: any other numbers;
+and both as text, Markdown, LaTeX, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -8,22 +9,21 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedshift.bench.records import Record
-from fedshift.bench.sheets import Sheet
 
 AVERAGE = "average"
 CONFIDENCE = 0.95
 
 Choose = Callable[[Record], Mapping[str, float]]
-"""A record's score by target, under some rule to choose a round."""
+"""A record's score by target, under some rule that chooses a round."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """`by_seed` are the single scores; `theirs` is what the paper printed."""
+    """`by_seed` has the score of each seed. `theirs` is what the paper printed, in per cent."""
 
     by_seed: Mapping[int, float]
     theirs: float | None = None
@@ -47,7 +47,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Difference:
-    """A row minus the baseline, over the pairs of equal column and seed: mean, and half its confidence interval."""
+    """A row minus the baseline over pairs of equal column and seed: the mean, and half of its confidence interval."""
 
     mean: float
     half_width: float | None
@@ -71,11 +71,11 @@ class Table:
     seeds: tuple[int, ...]
 
     def seeds_of(self, row: str) -> tuple[int, ...]:
-        """Those that any cell of the row has."""
+        """Seeds that any cell of the row has."""
         return tuple(sorted({seed for column in self.columns for seed in self.cells[row][column].by_seed}))
 
     def label(self, row: str) -> str:
-        """The row's name. Where cells are means over fewer seeds than the table has, it says over how many."""
+        """The row's name, with the number of seeds if its cells have fewer than the table."""
         counts = {len(self.cells[row][column].by_seed) for column in self.columns} - {0}
         if not counts or counts == {len(self.seeds)}:
             return row
@@ -84,7 +84,7 @@ class Table:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all cells that have a number are over all seeds."""
+        """Whether all cells with a number have all seeds."""
         return all(self.label(row) == row for row in self.cells)
 
 
@@ -97,8 +97,8 @@ def make_table(
     theirs: Mapping[str, Mapping[str, float]] | None = None,
     not_ranked: Sequence[str] = (),
 ) -> Table:
-    """Rows and columns in the order of the records, then rows that only the paper has. Targets of one column are
-    averaged. `not_ranked` rows (bounds) are never the best."""
+    """Rows and columns are in the order of the records; rows that only the paper has come last. Targets of one column
+    are averaged. Rows in `not_ranked` (bounds) are never marked as best."""
     printed = theirs or {}
     rows = list(dict.fromkeys([*(record.row for record in records), *printed]))
     columns = list(dict.fromkeys(record.column for record in records))
@@ -121,8 +121,8 @@ def make_table(
 
 
 def _scores(records: Sequence[Record], choose: Choose) -> dict[tuple[str, str], dict[int, float]]:
-    """By row and column, then seed. A seed that lacks one of its column's targets would be averaged over easier or
-    harder ones: it is left out."""
+    """By row and column, then seed. A seed without all targets of its column is left out: its mean would be over
+    easier or harder targets."""
     found: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
     for record in records:
         found.setdefault((record.row, record.column), {}).setdefault(record.seed, {}).update(choose(record))
@@ -140,7 +140,8 @@ def _scores(records: Sequence[Record], choose: Choose) -> dict[tuple[str, str], 
 
 
 def _averages(cells: Mapping[str, Cell]) -> dict[int, float]:
-    """Per seed, the mean over columns; a seed that lacks a column would be averaged over easier or harder ones."""
+    """Per seed, the mean over columns. A seed without all columns is left out: its mean would be over easier or harder
+    columns."""
     seeds = set.intersection(*(set(cell.by_seed) for cell in cells.values())) if cells else set()
     return {seed: statistics.fmean(cell.by_seed[seed] for cell in cells.values()) for seed in sorted(seeds)}
 
@@ -174,7 +175,7 @@ def _differences(cells: Mapping[str, Mapping[str, Cell]], baseline: str | None) 
 
 
 def paired_difference(differences: Sequence[float]) -> Difference:
-    """Student's t interval of the mean of paired differences."""
+    """The mean of paired differences and its interval by Student's t."""
     mean, count = statistics.fmean(differences), len(differences)
     if count < 2:
         return Difference(mean, None, count)
@@ -184,22 +185,40 @@ def paired_difference(differences: Sequence[float]) -> Difference:
     return Difference(mean, factor * statistics.stdev(differences) / math.sqrt(count), count)
 
 
-def _grid(
-    table: Table, best: Callable[[str], str], theirs: Callable[[float], str]
-) -> tuple[list[str], list[list[str]]]:
-    """Header and lines as text; the paper's own numbers behind ours, marked as theirs."""
-    header = ["", *table.columns, *([f"minus {table.baseline}"] if table.baseline else [])]
-    lines = []
-    for row, own in table.cells.items():
-        line = [table.label(row)]
-        for column in table.columns:
-            cell = own[column]
-            text = best(cell.text) if cell.is_best else cell.text
-            line.append(text if cell.theirs is None else f"{text} {theirs(cell.theirs)}")
-        if table.baseline:
-            line.append(table.differences[row].text if row in table.differences else "")
-        lines.append(line)
-    return header, lines
+Value = float | str | None
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table of plain numbers: `rows` has one value per column, `theirs` what the paper printed, by row and column."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Mapping[str, Sequence[Value]]
+    theirs: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for row, values in self.rows.items():
+            assert len(values) == len(self.columns), f"{self.title}: {row} has {len(values)} values"
+
+    def lines(self) -> tuple[list[str], list[list[str]]]:
+        """Header and rows as text, with the paper's numbers in brackets."""
+        return ["", *self.columns], [
+            [row, *(self._cell(row, column, value) for column, value in zip(self.columns, values, strict=True))]
+            for row, values in self.rows.items()
+        ]
+
+    def _cell(self, row: str, column: str, value: Value) -> str:
+        printed = self.theirs.get(row, {}).get(column)
+        return shown(value) if printed is None else f"{shown(value)} [{shown(printed)}]"
+
+
+def shown(value: Value) -> str:
+    """A number with four digits, `-` for None."""
+    return "-" if value is None else value if isinstance(value, str) else f"{value:.4g}"
+
+
+# --- Formats --------------------------------------------------------------------------------------------------------
 
 
 def markdown(table: Table | Sheet) -> str:
@@ -218,9 +237,9 @@ def latex(table: Table | Sheet) -> str:
 
 
 def text(table: Table | Sheet) -> str:
-    """For a terminal: columns side by side, the best with a star."""
+    """For a terminal: aligned columns, the best with a star."""
     header, lines = _lines(table, lambda text: f"{text} *")
-    widths = [max(len(row[place]) for row in [header, *lines]) for place in range(len(header))]
+    widths = [max(len(row[index]) for row in [header, *lines]) for index in range(len(header))]
     return "".join(
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
         + "\n"
@@ -229,7 +248,21 @@ def text(table: Table | Sheet) -> str:
 
 
 def _lines(table: Table | Sheet, best: Callable[[str], str]) -> tuple[list[str], list[list[str]]]:
-    return table.lines() if isinstance(table, Sheet) else _grid(table, best, lambda value: f"[{value:.1f}]")
+    """Header and rows as text, the paper's numbers in brackets after ours. `best` marks the best of a column."""
+    if isinstance(table, Sheet):
+        return table.lines()
+    header = ["", *table.columns, *([f"minus {table.baseline}"] if table.baseline else [])]
+    lines = []
+    for row, own in table.cells.items():
+        line = [table.label(row)]
+        for column in table.columns:
+            cell = own[column]
+            text = best(cell.text) if cell.is_best else cell.text
+            line.append(text if cell.theirs is None else f"{text} [{cell.theirs:.1f}]")
+        if table.baseline:
+            line.append(table.differences[row].text if row in table.differences else "")
+        lines.append(line)
+    return header, lines
 
 
 def _escaped(text: str) -> str:
@@ -239,7 +272,7 @@ def _escaped(text: str) -> str:
 
 
 def comma_separated(*tables: Table | Sheet) -> str:
-    """One line a cell and seed: what statistics programs want. A sheet's title is in the place of the rule."""
+    """One line per cell and seed, for statistics programs. For a sheet, the column `rule` has its title."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["row", "column", "rule", "seed", "score", "theirs"])
@@ -269,7 +302,7 @@ def as_json(*tables: Table | Sheet) -> str:
 
 
 def plain(table: Table | Sheet) -> dict[str, Any]:
-    """The table as dictionaries, fractions in [0, 1]; `theirs` in per cent, as printed."""
+    """The table as dictionaries. Scores are fractions in [0, 1]; `theirs` is in per cent, as printed."""
     if isinstance(table, Sheet):
         rows = [
             {"row": row, "values": dict(zip(table.columns, values, strict=True)), "theirs": table.theirs.get(row, {})}

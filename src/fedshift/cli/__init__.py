@@ -1,4 +1,4 @@
-"""The command line. Commands import what they need when they run, so that --help answers at once."""
+"""The command line. Commands import what they need when they run, so that --help is instant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedshift.errors import FedshiftError
 
 
 def main() -> None:
-    """Runs a command; a known error is one sentence and its exit code, never a traceback."""
+    """Runs a command. A known error is one sentence and an exit code, never a traceback."""
     from fedshift.cli.app import app
 
     try:

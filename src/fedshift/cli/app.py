@@ -6,20 +6,47 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from fedshift.cli import deploy
 from fedshift.cli.audit import audit_app
 from fedshift.errors import SITE_FAILED, STOPPED, InputError
 
+PANELS = {
+    "Data": ("check-data", "list"),
+    "Train": ("demo", "train", "ui", "doctor"),
+    "Use": ("predict", "weights"),
+    "Compare": ("report", "bench"),
+    "Trust": ("privacy", "audit", "cost"),
+    "Real machines": ("deploy", "site", "coordinator", "status", "stop"),
+}
+"""The panels of `fedshift --help` and the commands in each, the most used first."""
+
+
+class PanelGroup(TyperGroup):
+    """Shows the commands in the panels and the order of PANELS."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        commands: dict[str, Any] = dict(self.commands)
+        for panel, names in PANELS.items():
+            for name in names:
+                commands[name].rich_help_panel = panel
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for names in PANELS.values() for name in names]
+
+
 app = typer.Typer(
     name="fedshift",
+    cls=PanelGroup,
     help="Train models across sites that may not share data and whose data look different.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-weights_app = typer.Typer(help="Weights files.", no_args_is_help=True)
+weights_app = typer.Typer(help="Convert weights files.", no_args_is_help=True)
 app.add_typer(weights_app, name="weights")
 app.add_typer(audit_app, name="audit")
 app.add_typer(deploy.deploy_app, name="deploy")
@@ -44,13 +71,31 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    import_: Annotated[
+        list[str] | None,
+        typer.Option("--import", help="Import a module with your own methods or networks.", metavar="MODULE"),
+    ] = None,
 ) -> None:
     """Train models across sites that may not share data and whose data look different."""
+    for module in import_ or ():
+        _allow(module)
+
+
+def _allow(module: str) -> None:
+    """The user names code to run: it is looked for in the current folder too, as `python -m` does."""
+    import sys
+
+    from fedshift.registry import allow_import, import_module
+
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    allow_import(module)
+    import_module(module)
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the runs and report.html go.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="The folder for the runs and report.html.")] = Path("runs/demo"),
 ) -> None:
     """Compare methods on built-in data: a table, and a report to open in a browser."""
     from fedshift.cli.demo import run_demo
@@ -61,42 +106,48 @@ def demo(
 @app.command()
 def train(
     config: Annotated[
-        Path | None, typer.Argument(help="A YAML file with any of the keys below.", metavar="CONFIG")
+        Path | None, typer.Argument(help="A YAML file with configuration keys. Options override it.", metavar="CONFIG")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="See `fedshift list methods`.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="See `fedshift list methods`; or your own: package.module:Class.")
+    ] = None,
     dataset: Annotated[str | None, typer.Option(help="A named data set: `fedshift list datasets`.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Your own folder, one sub-folder a site.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Your own data: one folder per site.")] = None,
     target: Annotated[
-        str | None, typer.Option(help="generalize: held out for testing; adapt: used unlabelled.")
+        str | None, typer.Option(help="The site to do well on: held out (generalize) or used without labels (adapt).")
     ] = None,
-    sources: Annotated[str | None, typer.Option(help="Labelled sites, a,b,c. Default: all but the target.")] = None,
+    sources: Annotated[str | None, typer.Option(help="Labelled sites: a,b,c. Default: all except the target.")] = None,
     home: Annotated[str | None, typer.Option(help="multi-adapt: the labelled site.")] = None,
     targets: Annotated[
-        str | None, typer.Option(help="multi-adapt: client sites, a,b,c. Default: all but home.")
+        str | None, typer.Option(help="multi-adapt: client sites: a,b,c. Default: all except home.")
     ] = None,
     setting: Annotated[str | None, typer.Option(help="generalize, adapt or multi-adapt.")] = None,
-    arch: Annotated[str | None, typer.Option(help="See `fedshift list archs`.")] = None,
-    weights: Annotated[str | None, typer.Option(help="imagenet, or a .safetensors file to start from.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of communication.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides every random choice.")] = None,
-    label_column: Annotated[str | None, typer.Option(help="Tables: the column with the class.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Side in pixels that images are resized to.")] = None,
+    arch: Annotated[
+        str | None, typer.Option(help="See `fedshift list archs`; or your own: package.module:function.")
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="Initial weights: imagenet, or a .safetensors file.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of communication rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of every random choice.")] = None,
+    label_column: Annotated[str | None, typer.Option(help="For tables: the column with the class.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Images are resized to this side length, in pixels.")] = None,
     attack: Annotated[
-        list[str] | None, typer.Option(help="A bad site, for studies: poison:SITE:0.3, noise:SITE, other-task:SITE.")
+        list[str] | None, typer.Option(help="Simulate a bad site: poison:SITE:0.3, noise:SITE or other-task:SITE.")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="Where sites run: inprocess, nvflare (real machines).")] = None,
-    federation: Annotated[Path | None, typer.Option(help="nvflare: the coordinator's folder.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Where sites run: inprocess (here) or nvflare (real machines).")
+    ] = None,
+    federation: Annotated[Path | None, typer.Option(help="With nvflare: the coordinator's folder.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory. Default: runs/METHOD-DATA-TARGET-seedN.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any configuration key, key=value.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Set any configuration key: key=value.")] = None,
     track: Annotated[
-        list[str] | None, typer.Option(help="Stream the metrics to tensorboard or mlflow too (extras of those names).")
+        list[str] | None, typer.Option(help="Also send the metrics to tensorboard or mlflow (extras of those names).")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="One process; a failing step shows its traceback, site and batch.")
+        bool, typer.Option("--debug", help="Use one process. A failing step shows its traceback, site and batch.")
     ] = False,
 ) -> None:
-    """Train one model across sites."""
+    """Train a model across sites."""
     from fedshift.cli.show import show_results
     from fedshift.runs.api import default_out
     from fedshift.runs.config import apply_settings, make_config, read_config
@@ -122,6 +173,9 @@ def train(
         "engine": engine,
         "federation": federation,
     }
+    for name in (method, arch):
+        if name and ":" in name:
+            _allow(name.partition(":")[0])
     values = read_config(config) if config else {}
     values |= {key: value for key, value in flags.items() if value is not None}
     checked = make_config(apply_settings(values, set_ or []))
@@ -129,7 +183,7 @@ def train(
     try:
         results = run(checked, folder, resume=resume, debug=debug, progress=for_terminal(), track=track or ())
     except KeyboardInterrupt:
-        typer.echo(f"stopped; {folder} goes on with the same command and --resume", err=True)
+        typer.echo(f"stopped; to continue {folder}, add --resume to the same command", err=True)
         raise typer.Exit(STOPPED) from None
     show_results(results, folder)
 
@@ -138,25 +192,29 @@ def train(
 def bench(
     suite: Annotated[str, typer.Argument(help="See `fedshift list suites`.", metavar="SUITE")],
     more: Annotated[list[Path] | None, typer.Argument(help="More record files.", hidden=True, metavar="")] = None,
-    methods: Annotated[str | None, typer.Option(help="Some rows only: methods or labels, a,b.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="0,1,2. Default: the suite's own.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Only these rows: methods or labels, a,b.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds: 0,1,2. Default: those of the suite.")] = None,
     scale: Annotated[
-        Literal["mini", "paper"], typer.Option(help="Minutes on two cores, or the paper's protocol.")
+        Literal["mini", "paper"], typer.Option(help="mini: minutes on two cores; paper: the protocol of the paper.")
     ] = "mini",
-    data_dir: Annotated[Path | None, typer.Option(help="The data set's folder, or your own folders.")] = None,
-    out: Annotated[Path | None, typer.Option(help="For runs and tables. Default: in runs/bench.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Trainings side by side. Default: one a core.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any configuration key, key=value.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="The folder of the data set, or your own data: one folder per site.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for runs and tables. Default: one in runs/bench.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="How many trainings run in parallel. Default: one per core.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Set any configuration key: key=value.")] = None,
     records: Annotated[
-        list[Path] | None, typer.Option(help="selection: compare rules on these record files, train nothing.")
+        list[Path] | None, typer.Option(help="Suite selection: compare rules on these record files without training.")
     ] = None,
 ) -> None:
-    """Make a table or figure of a paper. Started again, it goes on where it was left; exit code 3 if runs failed."""
+    """Reproduce a table or figure of a paper. Run it again to continue it; exit code 3 if trainings failed."""
     from fedshift.bench.api import benchmark
-    from fedshift.cli.bench import show_found, told
+    from fedshift.cli.show import show_found, show_progress
 
     if more and not records:
-        raise InputError("config-value", f"bench {suite} {more[0]}: one suite a call")
+        raise InputError("config-value", f"bench {suite} {more[0]}: one suite per call")
     try:
         found = benchmark(
             suite,
@@ -168,10 +226,10 @@ def bench(
             jobs=jobs,
             settings=set_ or (),
             records=[*(records or []), *(more or [])],
-            tell=told,
+            progress=show_progress,
         )
     except KeyboardInterrupt:
-        typer.echo("stopped; the same command goes on from here", err=True)
+        typer.echo("stopped; the same command continues from here", err=True)
         raise typer.Exit(STOPPED) from None
     show_found(found)
     if found.failures:
@@ -181,23 +239,23 @@ def bench(
 @app.command("list")
 def list_(
     what: Annotated[Literal["methods", "datasets", "archs", "suites"], typer.Argument(help="What to list.")],
-    part: Annotated[str, typer.Argument(help="Only names that contain this.", metavar="[PART]")] = "",
-    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    part: Annotated[str, typer.Argument(help="Show only names that contain this.", metavar="[PART]")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """List methods, data sets, architectures or suites."""
-    from fedshift.cli.show import show_list
+    from fedshift.cli.catalogue import show_list
 
     show_list(what, part, as_json=json)
 
 
 @app.command("check-data")
 def check_data(
-    folder: Annotated[Path, typer.Argument(help="A data folder, one sub-folder a site.", metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(help="A data folder: one folder per site.", metavar="DIR")],
     dataset: Annotated[str | None, typer.Option(help="Read it as this public data set.")] = None,
-    label_column: Annotated[str | None, typer.Option(help="Tables: the column with the class.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Side in pixels that images are resized to.")] = None,
+    label_column: Annotated[str | None, typer.Option(help="For tables: the column with the class.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Images are resized to this side length, in pixels.")] = None,
 ) -> None:
-    """Say what is in a data folder and whether a run could start; exit code 2 if not."""
+    """Show what is in a data folder and whether a run can start; exit code 2 if not."""
     from fedshift.cli.show import show_data_report
     from fedshift.data import DataSource, check_data
 
@@ -209,7 +267,7 @@ def check_data(
 
 @app.command()
 def doctor() -> None:
-    """Check this machine and installation; exit code 2 if something fedshift needs is broken."""
+    """Check this machine and installation; exit code 2 if something that fedshift needs is broken."""
     from fedshift.cli.doctor import examine
 
     if not examine():
@@ -221,12 +279,12 @@ def predict(
     run: RunFolder,
     inputs: Annotated[Path, typer.Argument(help="A folder of images, or a .csv table.", metavar="FOLDER")],
     out: Annotated[
-        Path, typer.Option(help="The CSV file to write (segmentation: a folder for masks beside it).")
+        Path, typer.Option(help="The CSV file to write. For segmentation, a folder of masks is written beside it.")
     ] = Path("predictions.csv"),
-    site: Annotated[str | None, typer.Option(help="Whose model, where a run has one a site.")] = None,
+    site: Annotated[str | None, typer.Option(help="The site whose model is used, if the run has one per site.")] = None,
     select: Annotated[
         Literal["last", "source-val"],
-        typer.Option(help="The last round's model or the one chosen on source validation."),
+        typer.Option(help="The model of the last round, or of the round chosen on source validation."),
     ] = "last",
 ) -> None:
     """Predict classes for new images or rows with a trained run."""
@@ -248,11 +306,12 @@ def report(
         bool | None,
         typer.Option(
             "--features/--no-features",
-            help="Maps of features and samples with predictions, from the run's data. Default: for fewer than 8 runs.",
+            help="Include samples with predictions and maps of features, made from the run's data."
+            " Default: for fewer than 8 runs.",
         ),
     ] = None,
 ) -> None:
-    """Write one self-contained HTML page about one or several runs."""
+    """Compare runs in one self-contained HTML page."""
     from fedshift.report import write_report
 
     write_report(runs, out, features=features, say=lambda text: typer.echo(text, err=True))
@@ -262,11 +321,11 @@ def report(
 @app.command()
 def ui(
     folder: Annotated[
-        Path, typer.Argument(help="A folder with run directories somewhere in it.", metavar="DIR")
+        Path, typer.Argument(help="A folder that contains run directories, at any depth.", metavar="DIR")
     ] = Path("runs"),
-    port: Annotated[int | None, typer.Option(help="Default: 8642, or a free one where that is in use.")] = None,
+    port: Annotated[int | None, typer.Option(help="Default: 8642, or a free port if that is in use.")] = None,
 ) -> None:
-    """Show runs while they go on, in a browser on this machine. Ctrl-C ends it; runs are not touched."""
+    """Watch runs live in a browser on this machine. Ctrl-C ends it; runs are not affected."""
     from fedshift.report.live import open_server
 
     with open_server(folder, port) as server:
@@ -280,9 +339,11 @@ def ui(
 
 @app.command()
 def privacy(method: Annotated[str, typer.Argument(help="See `fedshift list methods`.")]) -> None:
-    """Print what leaves a site under a method, read from the declared types."""
+    """Show what leaves a site under a method, read from the declared types."""
     from fedshift.cli.show import show_privacy
 
+    if ":" in method:
+        _allow(method.partition(":")[0])
     show_privacy(method)
 
 
@@ -290,16 +351,18 @@ def privacy(method: Annotated[str, typer.Argument(help="See `fedshift list metho
 def cost(
     method: Annotated[str, typer.Argument(help="See `fedshift list methods`.")],
     arch: Annotated[str, typer.Option(help="See `fedshift list archs`.")] = "digits-copa",
-    classes: Annotated[int, typer.Option(help="Classes to tell apart.")] = 10,
-    sites: Annotated[int, typer.Option(help="Sites that take part.")] = 3,
-    image_size: Annotated[int | None, typer.Option(help="Side in pixels. Default: the architecture's own.")] = None,
-    batch: Annotated[int, typer.Option(help="Samples in a batch.")] = 8,
-    samples: Annotated[int | None, typer.Option(help="Samples at a site. Default: one batch.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
+    sites: Annotated[int, typer.Option(help="Number of sites.")] = 3,
+    image_size: Annotated[
+        int | None, typer.Option(help="Side of the images in pixels. Default: the architecture's.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Samples per batch.")] = 8,
+    samples: Annotated[int | None, typer.Option(help="Samples per site. Default: one batch.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Count what a method costs a site, on made-up data: operations a sample, numbers and bytes a round."""
+    """Count what a method costs a site: operations per sample, numbers and bytes per round."""
     from fedshift.audit.cost import cost
-    from fedshift.cli.cost import show_cost
+    from fedshift.cli.show import show_cost
 
     found = cost(method, arch, classes, sites=sites, image_size=image_size, batch=batch, samples=samples)
     show_cost(found, as_json=json)
@@ -311,7 +374,7 @@ def convert(
     sha256: Annotated[str, typer.Option(help="The published SHA-256 of the file.")],
     out: Annotated[Path | None, typer.Option(help="Default: the same name with .safetensors.")] = None,
 ) -> None:
-    """Turn a .pth file you trust into safetensors, after checking its SHA-256."""
+    """Convert a .pth file that you trust to safetensors, after its SHA-256 is checked."""
     from fedshift.nn.weights import convert_checkpoint
 
     written = out or file.with_suffix(".safetensors")

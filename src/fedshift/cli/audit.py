@@ -1,4 +1,4 @@
-"""`fedshift audit`: what could go wrong, tried out."""
+"""`fedshift audit`: attacks, carried out on your own data."""
 
 from __future__ import annotations
 
@@ -12,39 +12,43 @@ from fedshift.errors import InputError
 if TYPE_CHECKING:
     from fedshift.audit.leakage import Message
 
-audit_app = typer.Typer(help="Try out what could go wrong.", no_args_is_help=True)
+audit_app = typer.Typer(help="Attack your own federation to see what leaks.", no_args_is_help=True)
 
 
 @audit_app.callback()
 def audit() -> None:
-    """Try out what could go wrong."""
+    """Attack your own federation to see what leaks."""
 
 
 @audit_app.command()
 def leakage(
     dataset: Annotated[str | None, typer.Option(help="A named data set: `fedshift list datasets`.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Your own folder, one sub-folder a site.")] = None,
-    site: Annotated[str | None, typer.Option(help="Whose images are attacked. Default: the first domain.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Your own data: one folder per site.")] = None,
+    site: Annotated[
+        str | None, typer.Option(help="The site whose images are attacked. Default: the first one.")
+    ] = None,
     arch: Annotated[str, typer.Option(help="See `fedshift list archs`.")] = "digits-csac",
-    image_size: Annotated[int | None, typer.Option(help="Side in pixels that images are resized to.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Images are resized to this side length, in pixels.")] = None,
     messages: Annotated[
-        str, typer.Option(help="IMAGES/BATCH of each message: 4/4 is one step, 16/4 an epoch of four.")
+        str, typer.Option(help="IMAGES/BATCH of each message: 4/4 is one step, 16/4 an epoch of four steps.")
     ] = "1/1,4/4,4/2,16/4",
-    trials: Annotated[int, typer.Option(help="Sites, each with other images, for every message.", min=1)] = 4,
-    steps: Annotated[int, typer.Option(help="Of the attacker's search.", min=1)] = 400,
-    noise: Annotated[float, typer.Option(help="Added to the weights before they leave, as policy.noise.", min=0)] = 0.0,
-    seed: Annotated[int, typer.Option(help="Decides every random choice.")] = 0,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any configuration key, key=value.")] = None,
-    out: Annotated[Path, typer.Option(help="For leakage.png and leakage.json.")] = Path("runs/leakage"),
+    trials: Annotated[int, typer.Option(help="Trials per message, each with other images.", min=1)] = 4,
+    steps: Annotated[int, typer.Option(help="Steps of the attacker's search.", min=1)] = 400,
+    noise: Annotated[
+        float, typer.Option(help="Noise added to the weights before they leave, as policy.noise.", min=0)
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Set any configuration key: key=value.")] = None,
+    out: Annotated[Path, typer.Option(help="The folder for leakage.png and leakage.json.")] = Path("runs/leakage"),
 ) -> None:
-    """Rebuild a site's images from the model it sends: after every batch, and after a whole epoch."""
+    """Rebuild a site's images from the model that it sends, after one batch and after an epoch."""
     from rich.console import Console
 
     from fedshift.audit.leakage import leakage
-    from fedshift.bench.functions import timed
-    from fedshift.bench.leaks import NOTES, sheet, write_leakage
+    from fedshift.bench.papers.kd3a import LEAKAGE_NOTES, leakage_sheet, write_leakage
+    from fedshift.bench.suite import with_time_left
     from fedshift.bench.tables import text
-    from fedshift.cli.bench import told
+    from fedshift.cli.show import show_progress
     from fedshift.functional.inversion import Search
     from fedshift.runs.config import apply_settings
 
@@ -59,14 +63,15 @@ def leakage(
         search=Search(steps=steps),
         noise=noise,
         seed=seed,
-        tell=timed(told),
+        progress=with_time_left(show_progress),
         **keys,
     )
     (picture,) = write_leakage(found, out)
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    for note in NOTES:
+    for note in LEAKAGE_NOTES:
         console.print(note)
-    console.print(f"\n{found.dataset}, site {found.site}, {found.arch}: {sheet(found).title}\n{text(sheet(found))}")
+    sheet = leakage_sheet(found)
+    console.print(f"\n{found.dataset}, site {found.site}, {found.arch}: {sheet.title}\n{text(sheet)}")
     console.print(f"picture: {picture}\nnumbers: {picture.with_suffix('.json')}")
 
 

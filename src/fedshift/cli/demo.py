@@ -1,4 +1,4 @@
-"""`fedshift demo`: one comparison a setting on built-in data, a table and a report, in two minutes on two cores."""
+"""`fedshift demo`: methods compared on built-in data, with a table and a report, in two minutes on two cores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedshift.runs.progress import for_terminal
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods on one task: what is asked, the keys they share, and the methods with keys of their own."""
+    """Methods on one task. `settings` are the configuration keys that all methods share, `own` those of one method."""
 
     question: str
     settings: dict[str, Any]
@@ -30,7 +30,7 @@ class Comparison:
 
 COMPARISONS = (
     Comparison(
-        "generalize: four labelled sites, tested at a fifth that nobody has seen",
+        "generalize: learn from four labelled sites, test on a fifth that no site has seen",
         {
             "dataset": "digits",
             "target": "street",
@@ -46,7 +46,7 @@ COMPARISONS = (
         {"csac": {"csac": {"acquisition_epochs": 2, "calibration_epochs": 1}}},
     ),
     Comparison(
-        "adapt: the same four sites, and the fifth's pictures without labels",
+        "adapt: the same four sites, and the pictures of the fifth without labels",
         {
             "dataset": "digits",
             "target": "street",
@@ -64,11 +64,11 @@ COMPARISONS = (
 
 
 DEMO_POINTS = 150
-"""On each map of features: fewer than usual, so that the page is there in a few seconds."""
+"""Points on each map of features: fewer than usual, so that the page takes only seconds."""
 
 
 def run_demo(out: Path) -> None:
-    """Trains every comparison into `out` (emptied first: the demo always starts fresh) and writes report.html."""
+    """Trains every comparison into the folder `out` and writes report.html there. An earlier demo in it is deleted."""
     started = time.perf_counter()
     console = Console()
     if (out / "demo").exists():
@@ -85,12 +85,10 @@ def run_demo(out: Path) -> None:
             results[method] = run(make_config(keys), folder, progress=for_terminal())
             folders.append(folder)
         console.print(_table(results))
-    console.print(
-        "A bound needs data or labels that sites may not share: it is there to compare with.", highlight=False
-    )
+    console.print("A bound uses data or labels that sites may not share. It is only for comparison.", highlight=False)
     report = out / "report.html"
     write_report(folders, report, points=DEMO_POINTS)
-    console.print(f"{time.perf_counter() - started:.0f} s in all. Open {report} in a browser.", highlight=False)
+    console.print(f"{time.perf_counter() - started:.0f} s in total. Open {report} in a browser.", highlight=False)
 
 
 def _table(results: dict[str, dict[str, Any]]) -> Table:

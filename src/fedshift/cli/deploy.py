@@ -1,4 +1,4 @@
-"""Commands for real machines."""
+"""The commands for federations of real machines."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from typing import Annotated
 import typer
 
 deploy_app = typer.Typer(help="Set up a federation of real machines.", no_args_is_help=True)
-site_app = typer.Typer(help="At a site.", no_args_is_help=True)
-coordinator_app = typer.Typer(help="At the coordinator.", no_args_is_help=True)
+site_app = typer.Typer(help="Check and run a site.", no_args_is_help=True)
+coordinator_app = typer.Typer(help="Run the coordinator's server.", no_args_is_help=True)
 
-Kit = Annotated[Path, typer.Argument(help="The site's folder, as it was handed over.", metavar="KIT")]
+Kit = Annotated[Path, typer.Argument(help="The folder that the site was given.", metavar="KIT")]
 Folder = Annotated[Path, typer.Argument(help="The coordinator's folder.", metavar="COORDINATOR")]
 Data = Annotated[Path | None, typer.Option(help="The site's data: DIR/SITE/CLASS/*.png, DIR/SITE.npz or .csv.")]
-PolicyFile = Annotated[Path | None, typer.Option("--policy", help="YAML: the site's own rules on what may leave it.")]
+PolicyFile = Annotated[
+    Path | None, typer.Option("--policy", help="A YAML file: the site's own rules on what may leave it.")
+]
 Named = Annotated[str | None, typer.Option(help="Read the data as this data set: `fedshift list datasets`.")]
-LabelColumn = Annotated[str | None, typer.Option(help="Tables: the column with the class.")]
+LabelColumn = Annotated[str | None, typer.Option(help="For tables: the column with the class.")]
 
 
 @deploy_app.command("init")
 def init(
-    project: Annotated[Path, typer.Argument(help="YAML: name, address, sites.", metavar="PROJECT.yaml")],
-    out: Annotated[Path | None, typer.Option(help="Where the folders go. Default: the project's name.")] = None,
-    renew: Annotated[bool, typer.Option("--renew", help="Make every certificate anew.")] = False,
+    project: Annotated[Path, typer.Argument(help="A YAML file: name, address, sites.", metavar="PROJECT.yaml")],
+    out: Annotated[Path | None, typer.Option(help="The folder to write to. Default: the project's name.")] = None,
+    renew: Annotated[bool, typer.Option("--renew", help="Renew every certificate.")] = False,
 ) -> None:
-    """Write the coordinator's folder and one folder to hand to each site."""
+    """Write the coordinator's folder and a folder to hand to each site."""
     from fedshift.deploy.project import read_project
     from fedshift.deploy.provision import init_federation
 
@@ -46,7 +48,7 @@ def check(
     dataset: Named = None,
     label_column: LabelColumn = None,
 ) -> None:
-    """Say in one line each whether kit, data, policy and connection are in order; exit code 2 if one is not."""
+    """Check kit, data, policy and connection; exit code 2 if one of them is not in order."""
     from fedshift.deploy.site import SiteOptions, check_site
 
     checks = check_site(kit, SiteOptions(data, policy, dataset, label_column))
@@ -65,7 +67,7 @@ def start_site(
     label_column: LabelColumn = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
-    """Take part until stopped (Ctrl-C or SIGTERM)."""
+    """Take part in runs until stopped (Ctrl-C or SIGTERM)."""
     from fedshift.deploy import site
 
     options = site.SiteOptions(data, policy, dataset, label_column, device=device)
@@ -81,7 +83,7 @@ def start_coordinator(folder: Folder) -> None:
 
 
 def status(folder: Folder) -> None:
-    """Say who is connected, which version each site has, and how far the last run is."""
+    """Show which sites are connected, their versions, and how far the last run is."""
     from fedshift.deploy.coordinator import federation_status
 
     found = federation_status(folder)
@@ -93,7 +95,7 @@ def status(folder: Folder) -> None:
 
 
 def stop(folder: Folder) -> None:
-    """Stop the coordinator's server; a run under way ends and can be resumed."""
+    """Stop the coordinator's server. A run in progress ends and can be resumed."""
     from fedshift.deploy.coordinator import stop_coordinator
 
     typer.echo("stopped" if stop_coordinator(folder) else "no server is running")

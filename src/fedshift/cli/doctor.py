@@ -1,4 +1,4 @@
-"""`fedshift doctor`: one line a check, what it found and what to do about it."""
+"""`fedshift doctor`: one line per check, with what it found and what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.console import Console
 
 @dataclass(frozen=True)
 class Finding:
-    """`needed` findings that are not `good` make the command fail."""
+    """The result of one check. The command fails if a `needed` finding is not `good`."""
 
     what: str
     good: bool
@@ -24,7 +24,7 @@ class Finding:
 
 
 def examine() -> bool:
-    """Prints every finding; True when all that is needed is there."""
+    """Prints every finding. True if everything needed works."""
     console = Console()
     findings = [finding for check in _CHECKS for finding in check()]
     for finding in findings:
@@ -45,7 +45,7 @@ def _packages() -> Iterator[Finding]:
         try:
             version = getattr(importlib.import_module(name), "__version__", "installed")
             yield Finding(name, True, str(version))
-        # A broken binary package can raise anything on import; this command exists to say so.
+        # A broken binary package can raise anything on import.
         except Exception as error:
             yield Finding(name, False, f"cannot be imported ({type(error).__name__}: {error}); reinstall it")
 
@@ -64,7 +64,7 @@ def _torch_works() -> Iterator[Finding]:
 
 
 def _torchvision() -> Iterator[Finding]:
-    """Not needed, but a build for another torch breaks packages that import it."""
+    """fedshift does not use it, but a build for another torch breaks packages that do."""
     if importlib.util.find_spec("torchvision") is None:
         return
     try:
@@ -87,13 +87,15 @@ def _cache() -> Iterator[Finding]:
     yield Finding("cache", writable, f"{root} ({'writable' if writable else 'not writable: set FEDSHIFT_CACHE'})")
     if writable:
         free = shutil.disk_usage(root).free / 1e9
-        yield Finding("disk", free > 1, f"{free:.1f} GB free beside the cache (1 GB or more is sensible)", needed=False)
+        yield Finding(
+            "disk", free > 1, f"{free:.1f} GB free for the cache (at least 1 GB is recommended)", needed=False
+        )
 
 
 def _pretrained() -> Iterator[Finding]:
     from fedshift.errors import InputError
     from fedshift.nn.archs import ARCHS
-    from fedshift.nn.imagenet import imagenet_weights
+    from fedshift.nn.weights import imagenet_weights
 
     for arch in (arch for arch in ARCHS.values() if arch.imagenet):
         try:

@@ -1,9 +1,12 @@
-"""Tables for the terminal, and the same as JSON where programs read them."""
+"""What commands print: results of a run, a data report, privacy, cost, a benchmark."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
 from collections.abc import Mapping
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -12,39 +15,25 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedshift.data import DataReport, list_datasets
-from fedshift.errors import InputError
+from fedshift.audit.cost import TOLERANCE, Cost, Part, Sent, SiteCost
+from fedshift.bench.publish import caption
+from fedshift.bench.run import FailedJob
+from fedshift.bench.suite import SuiteResult
+from fedshift.bench.tables import text
+from fedshift.data import DataReport
 from fedshift.federation.handshake import introduce
-from fedshift.federation.kinds import kinds
-from fedshift.methods import METHODS, find_about, find_method
+from fedshift.federation.releases import kinds
+from fedshift.methods import find_about, find_method
 from fedshift.methods.evaluation import score
-from fedshift.nn.archs import ARCHS
-from fedshift.report.words import explain_counter
+from fedshift.report.text import byte_size, duration, explain_counter, plural
 from fedshift.runs.card import skipped_throughout
 
 _SHOWN = 10
-"""How many unreadable files and duplicates are named one by one; the counts are complete."""
-
-
-def show_list(what: str, part: str = "", *, as_json: bool) -> None:
-    everything = {"methods": _methods, "datasets": _datasets, "archs": _archs, "suites": _suites}[what]()
-    rows = [row for row in everything if part.lower() in row["name"].lower()]
-    if not rows:
-        raise InputError("unknown-name", f"no {what} with {part!r} in their name: fedshift list {what}")
-    if as_json:
-        print(json.dumps(rows, indent=2))
-        return
-    if what == "suites":
-        rows = [_in_short(row) for row in rows]
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in rows[0]:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
-    Console().print(table)
+"""At most this many unreadable files and duplicates are named; the counts include all."""
 
 
 def show_results(results: Mapping[str, Any], folder: Path) -> None:
+    """`fedshift train`: the scores per target, what the run cost, what was counted."""
     table = Table(title=f"{results['method']} on {results['dataset']}", title_justify="left")
     table.add_column("target")
     table.add_column("test samples", justify="right")
@@ -63,8 +52,8 @@ def show_results(results: Mapping[str, Any], folder: Path) -> None:
     else:
         console.print("No score: no target with labels to test on.")
     for target in skipped:
-        told = f"{target} was skipped in every round: it is scored with what was learned without it."
-        console.print(told, markup=False, highlight=False)
+        note = f"{target} was skipped in every round: its score is of a model that learned without it."
+        console.print(note, markup=False, highlight=False)
     console.print(
         f"{results['seconds']['total']:.0f} s, {results['bytes']['up'] / 1e6:.1f} MB up,"
         f" {results['bytes']['down'] / 1e6:.1f} MB down; run in {folder}",
@@ -75,6 +64,7 @@ def show_results(results: Mapping[str, Any], folder: Path) -> None:
 
 
 def show_data_report(report: DataReport) -> None:
+    """`fedshift check-data`: samples per domain, class and split, and every problem."""
     console = Console()
     table = Table(
         title=f"{report.task}, {len(report.classes)} classes, inputs {report.input_shape}", title_justify="left"
@@ -110,7 +100,7 @@ def _line(console: Console, colour: str, what: str, text: str) -> None:
 
 
 def show_privacy(method: str) -> None:
-    """What leaves a site, straight from the types that the code itself obeys."""
+    """`fedshift privacy`: what leaves a site, read from the types that the code itself obeys."""
     implementation, about = find_method(method), find_about(method)
     table = Table(
         title=f"What leaves a site under {method.lower()}",
@@ -119,83 +109,150 @@ def show_privacy(method: str) -> None:
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )
-    # Names have to be read whole; sentences may wrap. A step has a line of its own, so that 80 columns are enough.
+    # Names must not wrap; sentences may. Each step has its own line, so that 80 columns are enough.
     for column in ("step and field", "kind"):
         table.add_column(column, no_wrap=True, overflow="fold")
     for column in ("what it is", "to", "secure aggregation"):
         table.add_column(column, min_width=12, overflow="fold")
-    # Before the first round every site introduces itself, and every one with labels scores the model.
+    # Besides the method's steps, every site introduces itself once and scores models if it has labels.
     for step in (introduce, *implementation.steps, score):
         table.add_section()
         table.add_row(step.name)
         for field, kind in kinds(step.release).items():
             if field in about.unsent:
                 continue
-            alone = "possible: only the sum is used" if field in step.release.summed else "no: used one by one"
+            is_summed = field in step.release.summed
+            aggregation = "possible with aggregation=mean: only the sum is used" if is_summed else "no: used one by one"
             to = "coordinator, other sites" if field in step.release.passed_on else "coordinator"
-            table.add_row(f"  {field}", kind.name, kind.meaning, to, alone)
+            table.add_row(f"  {field}", kind.name, kind.meaning, to, aggregation)
     console = Console()
     console.print(table)
     if about.data != "federated":
-        console.print(f"[yellow]Beyond that, {about.name} needs {escape(about.needs)}.[/yellow]", highlight=False)
+        console.print(f"[yellow]In addition, {about.name} needs {escape(about.needs)}.[/yellow]", highlight=False)
 
 
-def _methods() -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            "setting": ", ".join(entry.about.settings),
-            "paper": entry.about.paper,
-            "needs": entry.about.needs,
-        }
-        for name, entry in METHODS.items()
-    ]
+def show_cost(cost: Cost, *, as_json: bool) -> None:
+    """`fedshift cost`: totals beside the paper's formulas, then step by step."""
+    if as_json:
+        print(json.dumps(dataclasses.asdict(cost), indent=2))
+        return
+    console = Console(highlight=False)
+    shape = "x".join(str(side) for side in cost.input_shape)
+    console.print(
+        f"[bold]{cost.method}[/bold] ({cost.setting}) with {cost.arch}: {cost.classes} classes, inputs {shape},"
+        f" {cost.sites} sites of {cost.samples} samples, batches of {cost.batch}"
+    )
+    for name, part in cost.network.items():
+        console.print(f"{name}: {_part(part)}")
+    console.print(_totals(cost))
+    console.print(_steps(cost))
+    if cost.home_flops:
+        console.print(
+            f"The coordinator: {si(cost.home_flops)}FLOP in the last round, on its own {cost.samples} samples."
+        )
+    if cost.published:
+        formula, value = cost.published
+        console.print(
+            f"Published formula: {formula} = {si(value)}FLOP (it counts a backward pass like a forward pass)."
+        )
+    if cost.note:
+        console.print(cost.note)
 
 
-def _datasets() -> list[dict[str, Any]]:
-    return [
-        {
-            "name": info.name,
-            "domains": list(info.domains),
-            "classes": list(info.classes),
-            "builtin": info.builtin,
-            "description": info.description,
-        }
-        for info in list_datasets()
-    ]
+def si(value: float) -> str:
+    """Four significant digits and a unit: `81411072` is `81.41 M`."""
+    for unit in ("", "k", "M", "G"):
+        if abs(value) < 999.95:
+            return f"{value:.4g} {unit}"
+        value /= 1000
+    return f"{value:.4g} T"
 
 
-def _archs() -> list[dict[str, Any]]:
-    return [
-        {"name": arch.name, "kind": arch.kind, "imagenet": arch.imagenet, "description": arch.description}
-        for arch in ARCHS.values()
-    ]
+def _part(part: Part) -> str:
+    return (
+        f"{si(part.forward_flops)}FLOP forward, {part.parameters:,} parameters,"
+        f" {part.numbers:,} numbers with normalisation statistics"
+    )
 
 
-def _suites() -> list[dict[str, Any]]:
-    # Imported here: it reads the recipes of all suites.
-    from fedshift.bench.suites import SUITES
+def _totals(cost: Cost) -> Table:
+    table = Table(title="Per site and round", title_justify="left")
+    for column in ("", "counted", "formula", "its value", f"agree (to {TOLERANCE:.0%})"):
+        table.add_column(column, justify="right" if column in ("counted", "its value") else "left")
+    found = {comparison.quantity: comparison for comparison in cost.comparisons}
+    counted = {
+        "FLOPs per sample": cost.round.flops_per_sample,
+        "numbers uploaded": cost.round.upload.numbers,
+        "numbers broadcast": cost.round.broadcast.numbers,
+    }
+    for quantity, number in counted.items():
+        comparison = found.get(quantity)
+        beside = (
+            (comparison.formula, f"{comparison.value:,.0f}", "yes" if comparison.agrees else "no")
+            if comparison
+            else ("-", "", "")
+        )
+        table.add_row(quantity, f"{number:,.0f}", *beside)
+    for name, sent in (("bytes uploaded", cost.round.upload), ("bytes broadcast", cost.round.broadcast)):
+        table.add_row(name, f"{sent.bytes:,.0f}", "4 per number, and headers", f"{4 * sent.numbers:,.0f}", "")
+    return table
 
-    return [
-        {
-            "name": suite.name,
-            "paper": suite.paper,
-            "question": suite.question,
-            "needs": "; ".join(f"{scale}: {words}" for scale, words in suite.needs.items()),
-            "cost": "; ".join(f"{scale}: {words}" for scale, words in suite.cost.items()),
-        }
-        for suite in SUITES.values()
-    ]
+
+def _steps(cost: Cost) -> Table:
+    """Each step, and the total of the first round if it differs from the later ones."""
+    table = Table(title="By step, with the numbers in each field", title_justify="left", show_lines=True)
+    for column in ("step", "asked", "FLOPs per sample", "other FLOPs", "up", "down"):
+        table.add_column(column, justify="left" if column == "step" else "right", no_wrap=column == "step")
+    rows = dict(cost.steps)
+    sizes = zip(_sizes(cost.first_round), _sizes(cost.round), strict=True)
+    if not all(isclose(first, later, rel_tol=TOLERANCE) for first, later in sizes):
+        rows["first round, total"] = cost.first_round
+    for name, row in rows.items():
+        table.add_row(
+            name,
+            f"{row.times:g} x",
+            si(row.flops_per_sample),
+            si(row.other_flops),
+            _sent(row.upload),
+            _sent(row.broadcast),
+        )
+    return table
 
 
-def _in_short(suite: Mapping[str, Any]) -> dict[str, Any]:
-    """Five columns of sentences would be unreadable: two, with paper, needs and costs below the question."""
-    lines = (suite["question"], f"  {suite['paper']}", f"  needs {suite['needs']}", f"  costs {suite['cost']}")
-    about = "\n".join(lines)
-    return {"name": suite["name"], "question, needs and costs": about}
+def _sent(sent: Sent) -> str:
+    """The size, then one line per field with how many numbers it has."""
+    return "\n".join([byte_size(sent.bytes), *(f"{field} {number:,.0f}" for field, number in sent.fields.items())])
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)
+def _sizes(row: SiteCost) -> tuple[float, float]:
+    return row.upload.numbers, row.broadcast.numbers
+
+
+def show_progress(what: str, done: int, total: int, left: float) -> None:
+    """One line per finished training; `left` is the estimated time left in seconds."""
+    print(f"{done}/{total}  {what}{f'; {duration(left)} left' if left >= 1 else ''}", file=sys.stderr, flush=True)
+
+
+def show_found(found: SuiteResult) -> None:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for note in found.notes:
+        console.print(note)
+    for table in found.tables:
+        console.print(f"\n{caption(table)}\n{text(table)}", end="")
+    for sheet in found.sheets:
+        console.print(f"\n{sheet.title}\n{text(sheet)}", end="")
+    for path in found.files:
+        console.print(f"picture: {path}")
+    if found.broken_lines:
+        console.print(f"{plural(found.broken_lines, 'half-written line')} in the records left out")
+    console.print(f"\ntables: {found.out / 'table'}.txt, .md, .csv, .tex, .json")
+    if found.failures:
+        console.print(f"{plural(len(found.failures), 'training')} failed; all others are in the table:")
+    alike: dict[str, list[FailedJob]] = {}
+    for failure in found.failures:
+        alike.setdefault(failure.message, []).append(failure)
+    for words, failures in alike.items():
+        job = failures[0].job
+        console.print(f"  {job.row}, {job.column}, seed {job.config.seed}: {words} (log: {failures[0].log})")
+        if len(failures) > 1:
+            console.print(f"    and {len(failures) - 1} more with the same message (their logs are in the same folder)")

@@ -1,9 +1,10 @@
-"""Data: users' folders, arrays and tables, public data sets by name, built-in ones; decoded once and cached."""
+"""Data: users' folders, arrays and tables, data in memory, data sets by name; decoded once and cached."""
 
 from fedshift.data.check import DataReport, DomainReport, Duplicate, check_data
 from fedshift.data.domain import VOID, Dataset, DataSource, Domain, Skipped, Split, Task
-from fedshift.data.raw import Problem, Progress
-from fedshift.data.registry import DatasetInfo, list_datasets, open_dataset
+from fedshift.data.formats.base import Problem, Progress
+from fedshift.data.memory import SiteData, dataset_from
+from fedshift.data.registry import DatasetInfo, list_datasets, open_dataset, register_dataset
 
 __all__ = [
     "VOID",
@@ -16,10 +17,13 @@ __all__ = [
     "Duplicate",
     "Problem",
     "Progress",
+    "SiteData",
     "Skipped",
     "Split",
     "Task",
     "check_data",
+    "dataset_from",
     "list_datasets",
     "open_dataset",
+    "register_dataset",
 ]

@@ -1,4 +1,4 @@
-"""Bad sites, on purpose: what a run does when one of its sites is wrong, irrelevant or hostile."""
+"""Bad sites on purpose, to see what a run does if a site is wrong, irrelevant or hostile."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ AttackKind = Literal["poison", "noise", "other-task"]
 
 @dataclass(frozen=True)
 class Attack:
-    """`poison`: a share of every training batch gets wrong labels (each class goes by the next one's name).
-    `noise`: the site's pictures show nothing. `other-task`: its labels answer another question."""
+    """`poison`: a share of every training batch gets wrong labels (each class becomes the next one). `noise`: the
+    site's images are random. `other-task`: its class names are mixed up, as if for another task."""
 
     kind: AttackKind
     domain: str
@@ -32,7 +32,9 @@ def parse_attack(text: str) -> Attack:
     """`poison:SITE:SHARE`, `noise:SITE` or `other-task:SITE`."""
     kind, _, rest = text.partition(":")
     if kind not in get_args(AttackKind):
-        raise InputError("config-value", f"attack {text!r}: {kind!r} is none. {nearest(kind, get_args(AttackKind))}")
+        raise InputError(
+            "config-value", f"attack {text!r}: there is no attack {kind!r}. {nearest(kind, get_args(AttackKind))}"
+        )
     if kind != "poison":
         if not rest:
             raise InputError("config-value", f"attack {text!r}: name the site, as in {kind}:SITE")
@@ -57,7 +59,7 @@ def with_wrong_labels(labels: Tensor, share: float, classes: int) -> Tensor:
 
 
 def spoiled(split: Split, attack: Attack, classes: int, rng: Rng) -> Split:
-    """What the site has instead of `split`. Poison leaves it alone: it acts on batches, as they are drawn."""
+    """What the site has instead of `split`. Poison does not change it: it acts on batches when they are drawn."""
     if attack.kind == "noise":
         draw = rng.child("noise").numpy()
         is_image = split.inputs.dtype == np.uint8

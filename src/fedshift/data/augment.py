@@ -36,31 +36,31 @@ GREY = 0.5
 
 
 def random_crop(x: Tensor, padding: int, generator: torch.Generator) -> Tensor:
-    """Move each image by up to `padding` pixels in both directions; what comes in from outside is its mirror."""
+    """Moves each image by up to `padding` pixels in both directions; pixels from outside are mirrored."""
     return _pick_pixels(x, _crop_index(x, padding, generator))
 
 
 def random_crop_pair(x: Tensor, mask: Tensor, padding: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """`random_crop` of images and their masks `(B, H, W)` alike. Mirrored pixels keep their true labels."""
+    """The same `random_crop` for images and their masks `(B, H, W)`. Mirrored pixels keep their true labels."""
     _require_mask(x, mask)
     index = _crop_index(x, padding, generator)
     return _pick_pixels(x, index), _pick_pixels(mask[:, None], index)[:, 0]
 
 
 def random_flip(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Mirror each image left to right, or not, with even odds."""
+    """Mirrors each image left to right with probability 1/2."""
     return _flip(x, _coin(len(x), generator))
 
 
 def random_flip_pair(x: Tensor, mask: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """`random_flip` of images and their masks `(B, H, W)` alike."""
+    """The same `random_flip` for images and their masks `(B, H, W)`."""
     _require_mask(x, mask)
     flipped = _coin(len(x), generator)
     return _flip(x, flipped), _flip(mask, flipped)
 
 
 def cutout(x: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """Paint a square of `size` pixels a side grey (DeVries and Taylor: Cutout, 2017).
+    """Paints a square of `size` x `size` pixels grey (DeVries and Taylor: Cutout, 2017).
 
     Its centre is any pixel of the image, so it may reach over the edge, which leaves a smaller hole.
     """
@@ -77,7 +77,7 @@ def mixup(
     """lam x + (1 - lam) x', lam p + (1 - lam) p' and lam, (x', p') being another sample of the batch (Zhang et al.:
     mixup, ICLR 2018).
 
-    `p` is `(B, ...)`: probabilities and whatever else is to be mixed alike. lam `(B,)` is drawn from Beta(alpha,
+    `p` is `(B, ...)`: probabilities, or anything else to mix in the same way. lam `(B,)` is drawn from Beta(alpha,
     alpha), for each sample or, with `per_batch`, once for all.
     """
     if alpha <= 0:
@@ -120,7 +120,7 @@ def _pick_pixels(values: Tensor, index: Tensor) -> Tensor:
 
 
 def _coin(batch: int, generator: torch.Generator) -> Tensor:
-    """The numbers of the samples that came up heads."""
+    """The numbers of a random half of the samples."""
     return torch.randint(2, (batch,), generator=generator).nonzero().squeeze(1)
 
 
@@ -159,11 +159,11 @@ PAIR_STEPS: dict[str, PairAugment] = {
     "crop": lambda x, mask, generator: random_crop_pair(x, mask, _side(x) // 8, generator),
     "flip": random_flip_pair,
 }
-"""Those that can move a mask along with its image."""
+"""The augmentations that can move a mask along with its image."""
 
 
 def build_augment(names: Sequence[str]) -> Augment:
-    """The named augmentations one after the other, in the order given; none leave the batch as it is."""
+    """The named augmentations one after the other, in the order given; without any, the batch does not change."""
     for name in names:
         if name not in STEPS:
             raise InputError("config-value", f"There is no augmentation {name!r}. {nearest(name, STEPS)}")

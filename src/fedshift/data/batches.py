@@ -1,4 +1,4 @@
-"""Batches from a split: a permutation, then one gather a batch; no Python loop over samples."""
+"""Batches from a split: a permutation, then one gather per batch; no Python loop over samples."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class _Inputs:
             yield from self.cut(order, size)
 
     def stretch(self, begin: float, end: float, rng: Rng) -> Tensor:
-        """The samples that endless passes, each in an order of its own, meet from `begin` to `end`, counted in passes.
-        Stretches that follow each other cover every pass. One has at least two samples (one, where there is one),
-        because batch normalisation cannot train on fewer."""
+        """The samples from `begin` to `end`, counted in passes, of an endless sequence of passes in random orders.
+        Consecutive stretches cover every pass. A stretch has at least two samples (one, if there is only one), because
+        batch normalisation cannot train on fewer."""
         count = len(self)
         first = round(begin * count)
         last = max(round(end * count), first + min(2, count))
@@ -83,7 +83,7 @@ class _Inputs:
 
 
 class UnlabelledData:
-    """The inputs of a split whose labels are unknown or none of the method's business."""
+    """The inputs of a split whose labels are unknown or hidden from the method."""
 
     def __init__(self, split: Split, device: torch.device) -> None:
         self._inputs = _Inputs(split)
@@ -111,7 +111,7 @@ class UnlabelledData:
             yield UnlabelledBatch(self._inputs.gather(index).to(self._device), index)
 
     def evenly(self, size: int, samples: Tensor | None = None) -> Iterator[UnlabelledBatch]:
-        """Every one of `samples` (none: all there are) once, in batches that differ by one at most: none is left over
+        """Each of `samples` (None: all) once, in batches whose sizes differ by one at most: no sample is left over
         alone."""
         order = torch.arange(len(self)) if samples is None else samples
         for index in torch.tensor_split(order, math.ceil(len(order) / size)):
@@ -147,7 +147,7 @@ class LabelledData:
     def stretch(
         self, begin: float, end: float, order: Rng, size: int, rng: Rng, augment: PairAugment | None = None
     ) -> Iterator[LabelledBatch]:
-        """Batches for training on what endless passes in the order of `order` meet from `begin` to `end`: see
+        """Batches for training on the samples from `begin` to `end` of endless passes in the order of `order`: see
         `_Inputs.stretch`."""
         return self._batches(self._inputs.cut(self._inputs.stretch(begin, end, order), size), rng, augment)
 

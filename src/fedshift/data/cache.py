@@ -1,12 +1,13 @@
-"""A cache of arrays on disk: made once, opened memory-mapped and read-only ever after.
+"""A cache of arrays on disk: made once, then opened memory-mapped and read-only.
 
-An entry is a folder of `.npy` files, named by the hash of its key. It is written to a temporary folder beside
-its final place and renamed into it, so a reader finds a whole entry or none; of two processes that make the
-same entry, the first to rename wins and the other throws its copy away.
+An entry is a folder of `.npy` files, named by the hash of its key. It is written to a temporary folder and then
+renamed, so a reader finds a whole entry or none. If two processes make the same entry, the first to rename wins and
+the other discards its copy.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -27,7 +28,7 @@ from fedshift.errors import InputError
 from fedshift.files import cache_root
 
 FORMAT = 1
-"""Part of every key: raised when what is stored under a key changes its meaning."""
+"""Part of every key: raised when the meaning of stored entries changes."""
 
 INDEX = "index.json"
 """Lists the arrays of an entry and holds its notes."""
@@ -39,8 +40,8 @@ DAY = 24 * 60 * 60
 def cached_arrays(key: str, make: Callable[[], Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
     """The arrays `make` returns, memory-mapped and read-only; `make` runs only when `key` is not cached yet.
 
-    `key` must say all that the arrays depend on, a version of the code that makes them included. Array names
-    are letters, digits and underscores."""
+    `key` must contain all that the arrays depend on, including a version of the code that makes them. Array names are
+    letters, digits and underscores."""
 
     def write(writer: EntryWriter) -> None:
         for name, array in make().items():
@@ -73,8 +74,8 @@ class EntryWriter:
 
     @contextmanager
     def rows(self, name: str, row_shape: tuple[int, ...], dtype: DTypeLike) -> Iterator[Callable[[NDArray[Any]], None]]:
-        """Store an array `(n, *row_shape)` block by block, for one that memory could not hold or whose n is
-        known only at the end. Plain writes, not a memory map: a full disk is then an error, not a crash."""
+        """Stores an array `(n, *row_shape)` block by block, if it does not fit in memory or n is known only at the end.
+        Plain writes, not a memory map: a full disk is then an error, not a crash."""
         assert re.fullmatch(r"\w+", name), f"{name!r} cannot name a cached array"
         self._names.append(name)
         count = 0
@@ -103,17 +104,29 @@ class EntryWriter:
             _flush(file)
 
 
+ATTEMPTS = 3
+"""How often an entry is made again when it is gone as soon as it is there: other processes may mend it just then."""
+
+
 def cached_entry(key: str, write: Callable[[EntryWriter], None]) -> Entry:
     """The entry stored under `key`; `write` fills it when it does not exist yet or is damaged."""
     root = cache_root() / "arrays"
     final = root / _digest(key)
     entry = _open(final)
-    if entry is not None:
-        return entry
+    for _ in range(ATTEMPTS):
+        if entry is not None:
+            return entry
+        _make(root, final, write)
+        entry = _open(final)
+    if entry is None:
+        raise InputError("disk", f"The cache entry {final} cannot be read back; set FEDSHIFT_CACHE elsewhere.")
+    return entry
+
+
+def _make(root: Path, final: Path, write: Callable[[EntryWriter], None]) -> None:
     with _disk_errors(root):
         root.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(root)
-        _discard(final, root)
         made = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=root))
     try:
         writer = EntryWriter(made)
@@ -123,10 +136,6 @@ def cached_entry(key: str, write: Callable[[EntryWriter], None]) -> Entry:
             _publish(made, final)
     finally:
         shutil.rmtree(made, ignore_errors=True)
-    entry = _open(final)
-    if entry is None:
-        raise InputError("disk", f"The cache entry {final} cannot be read back; set FEDSHIFT_CACHE elsewhere.")
-    return entry
 
 
 def _digest(key: str) -> str:
@@ -134,7 +143,7 @@ def _digest(key: str) -> str:
 
 
 def _open(folder: Path) -> Entry | None:
-    """The entry in a folder, or None when it is not there or damaged (a short file fails to map)."""
+    """The entry in a folder, or None if it is missing or damaged (a short file fails to map)."""
     try:
         index = json.loads((folder / INDEX).read_bytes())
         arrays: dict[str, NDArray[Any]] = {
@@ -146,16 +155,21 @@ def _open(folder: Path) -> Entry | None:
 
 
 def _publish(made: Path, final: Path) -> None:
-    """Rename the new folder into place, unless another process was first: its arrays are the same."""
-    try:
-        made.rename(final)
-    except OSError:
-        if not final.is_dir():
-            raise
+    """Rename the new folder into place. What another process put there first has the same arrays and stays, unless it
+    is damaged. This is looked at last: an entry that was missing a moment ago may be complete by now."""
+    for _ in range(ATTEMPTS):
+        try:
+            made.rename(final)
+        except OSError as problem:
+            if problem.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        if _open(final) is not None:
+            return
+        _discard(final, final.parent)
 
 
 def _discard(damaged: Path, root: Path) -> None:
-    """Take an unreadable entry away in one step: removed file by file it could be seen half gone."""
+    """Removes an unreadable entry in one step, so that no other process sees half of it."""
     if damaged.exists():
         grave = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=root))
         try:
@@ -167,7 +181,7 @@ def _discard(damaged: Path, root: Path) -> None:
 
 
 def _remove_abandoned(root: Path) -> None:
-    """Remove what killed processes left behind, a day after their last sign of life."""
+    """Removes what killed processes left behind, a day after their last write."""
     for folder in root.glob(f"{UNFINISHED}*"):
         try:
             last_write = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
@@ -195,6 +209,6 @@ def _write_header(file: BinaryIO, shape: tuple[int, ...], dtype: DTypeLike) -> N
 
 
 def _flush(file: BinaryIO) -> None:
-    """To the disk before the rename, or a power cut could leave a whole-looking entry of zeros."""
+    """Writes to the disk before the rename; otherwise a power cut could leave a complete entry of zeros."""
     file.flush()
     os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""Look a user's data over before a run does: everything that is wrong with it, not just the first thing."""
+"""Checks a user's data before a run: reports everything that is wrong, not just the first problem."""
 
 from __future__ import annotations
 
@@ -8,19 +8,29 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedshift.data.decoding import Size
 from fedshift.data.domain import MIN_SAMPLES, DataSource, Domain, Skipped, Split, Task
-from fedshift.data.images import Size
-from fedshift.data.raw import TOLERATED, Plan, Problem, Progress, RawDomain, Sample, printable
+from fedshift.data.formats.base import (
+    CLASS_FILE,
+    TOLERATED,
+    InputFormat,
+    Problem,
+    Progress,
+    RawDomain,
+    Sample,
+    printable,
+)
+from fedshift.data.formats.masks import VOID_NAME, tell_ids
+from fedshift.data.index.survey import Survey
 from fedshift.data.registry import survey
 from fedshift.data.splits import SPLITS, SplitName
-from fedshift.data.survey import CLASS_FILE, VOID_NAME, Survey, tell_ids
 from fedshift.errors import InputError
 
 
 @dataclass(frozen=True)
 class DomainReport:
-    """One domain. `classes` counts samples by class and split (for masks: images that show the class), and is None
-    without labels; `sizes` counts images by (height, width) before resizing."""
+    """One domain. `classes` counts samples by class and split (for masks: images that show the class); it is None
+    without labels. `sizes` counts images by (height, width) before resizing."""
 
     name: str
     splits: dict[SplitName, int]
@@ -31,7 +41,7 @@ class DomainReport:
 
 @dataclass(frozen=True)
 class Duplicate:
-    """The same content in two places where it makes results look better than they are."""
+    """Two samples with the same content, which makes results look better than they are."""
 
     first: str
     second: str
@@ -40,7 +50,7 @@ class Duplicate:
 
 @dataclass(frozen=True)
 class DataReport:
-    """What a check found. With problems a run could not start; warnings are for the user to judge."""
+    """What a check found. Problems keep a run from starting; warnings are for the user to judge."""
 
     name: str
     task: Task
@@ -57,22 +67,22 @@ class DataReport:
 
 
 def check_data(source: DataSource, progress: Progress | None = None) -> DataReport:
-    """Read everything, and report instead of raising. What is decoded stays cached for the run that follows."""
+    """Reads everything and reports problems instead of raising. Decoded images stay cached for the next run."""
     try:
         found = survey(source)
     except InputError as error:
         name = source.name or str(source.data_dir)
         return DataReport(name, "classification", (), (), (), (), (Problem(error.code, error.message),), ())
     problems, warnings = list(found.problems), [*found.warnings, *_about_lone_ids(found)]
-    plan = _plan_for_all(found)
+    form = _form_for_all(found)
     reports = []
     for raw in found.domains:
         try:
-            domain = raw.read(plan, progress)
+            domain = raw.read(form, progress)
         except InputError as error:
             problems.append(Problem(error.code, error.message))
             continue
-        report = _report(raw, domain, plan)
+        report = _report(raw, domain, form)
         reports.append(report)
         if domain.dark:
             warnings.append(_about_dark(domain))
@@ -86,7 +96,7 @@ def check_data(source: DataSource, progress: Progress | None = None) -> DataRepo
     return DataReport(
         found.name,
         found.task,
-        found.plan.classes,
+        found.form.classes,
         found.input_shape,
         tuple(reports),
         duplicates,
@@ -95,39 +105,39 @@ def check_data(source: DataSource, progress: Progress | None = None) -> DataRepo
     )
 
 
-def _plan_for_all(found: Survey) -> Plan:
-    """The plan with all labels that occur, so that data whose classes are a problem can still be read."""
+def _form_for_all(found: Survey) -> InputFormat:
+    """The form with all labels that occur, so that data with wrong classes can still be read."""
     found_labels = {label for domain in found.domains for label in domain.class_counts() or ()}
-    unknown = found_labels - set(found.plan.classes)
-    return replace(found.plan, classes=found.plan.classes + tuple(sorted(unknown)))
+    unknown = found_labels - set(found.form.classes)
+    return replace(found.form, classes=found.form.classes + tuple(sorted(unknown)))
 
 
-def _report(raw: RawDomain, domain: Domain, plan: Plan) -> DomainReport:
+def _report(raw: RawDomain, domain: Domain, form: InputFormat) -> DomainReport:
     splits = _splits_of(domain)
     classes: dict[str, dict[SplitName, int]] | None = None
     if any(split.labels is not None for split in splits.values()):
         counts = {
-            name: _count_classes(split.labels, len(plan.classes))
+            name: _count_classes(split.labels, len(form.classes))
             for name, split in splits.items()
             if split.labels is not None
         }
         classes = {
             label: {name: int(count[number]) for name, count in counts.items()}
-            for number, label in enumerate(plan.classes)
+            for number, label in enumerate(form.classes)
         }
     sizes = {name: len(split) for name, split in splits.items()}
     return DomainReport(domain.name, sizes, classes, dict(raw.sizes()), domain.skipped)
 
 
 def _count_classes(labels: NDArray[Any], classes: int) -> NDArray[np.int64]:
-    """Samples of each class, or for masks `(n, h, w)` the images that show it."""
+    """Samples of each class; for masks `(n, h, w)`, images that show it."""
     if labels.ndim == 1:
         return np.bincount(labels, minlength=classes)
     return np.array([(labels == number).any(axis=(1, 2)).sum() for number in range(classes)], dtype=np.int64)
 
 
 def _judge(report: DomainReport, task: Task, problems: list[Problem], warnings: list[str]) -> None:
-    """Add what is wrong with one domain's content."""
+    """Adds what is wrong with the content of one domain."""
     skipped, usable = len(report.skipped), sum(report.splits.values())
     if skipped:
         first = report.skipped[0]
@@ -163,7 +173,7 @@ def _judge(report: DomainReport, task: Task, problems: list[Problem], warnings: 
 
 
 def _about_lone_ids(found: Survey) -> list[str]:
-    """Who plays which part is not known here; a run may refuse these (`fedshift.runs.planning`)."""
+    """Warnings of mask ids in one domain only. The roles are not known here; a run may refuse such ids."""
     masked = {domain: shown for domain, shown in found.shown_in.items() if shown}
     warnings = []
     for domain, shown in masked.items():
@@ -179,14 +189,14 @@ def _about_lone_ids(found: Survey) -> list[str]:
 
 def _about_dark(domain: Domain) -> str:
     return (
-        f"{len(domain.dark)} images of {domain.name} have 16 bits a value but none above 4095, so they are nearly "
+        f"{len(domain.dark)} images of {domain.name} have 16 bits per value but none above 4095, so they are nearly "
         f"black; the first is {domain.dark[0]}. If they come from a camera or scanner of 10 to 12 bits, multiply their "
-        "values (12 bits: by 16) or save them with 8 bits, at all sites alike."
+        "values (12 bits: by 16) or save them with 8 bits, in the same way at all sites."
     )
 
 
 def _find_duplicates(samples: dict[str, list[Sample]]) -> tuple[Duplicate, ...]:
-    """Samples whose content was met before in another domain or split."""
+    """Samples whose content was found before in another domain or split."""
     first: dict[str, tuple[str, Sample]] = {}
     duplicates = []
     for domain, own in samples.items():

@@ -13,17 +13,19 @@ from numpy.typing import NDArray
 Task = Literal["classification", "segmentation"]
 
 VOID = 255
-"""The mask value of pixels that have no label; losses and scores leave them out."""
-
+"""The mask value of pixels without a label; losses and scores ignore them."""
 
 MIN_SAMPLES = 10
-"""Training samples below which, unless its policy says otherwise, nothing learned from them leaves a site."""
+"""A site with fewer training samples releases nothing learned from them, unless its policy says otherwise."""
+
+SMALLEST_IMAGE, LARGEST_IMAGE = 8, 2048
+"""Limits of `image_size`, in pixels."""
 
 
 @dataclass(frozen=True)
 class Split:
     """Images `(n, height, width, 3)` uint8 or table rows `(n, columns)` float32 (NaN = missing), and their labels:
-    classes `(n,)` int64, masks `(n, height, width)` uint8, or None where nobody has labelled them."""
+    classes `(n,)` int64, masks `(n, height, width)` uint8, or None if there are none."""
 
     inputs: NDArray[Any]
     labels: NDArray[Any] | None
@@ -49,10 +51,11 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Domain:
-    """One place that data comes from: a hospital, a camera, a drawing style. What was unreadable is left out of
-    its splits and named in `skipped`; what is all but black, because its 16 bits hold values of 12 or fewer, is kept
-    and named in `dark`. `test_given` says whether its test split came with the data; else the samples
-    were drawn from all it has. `rest` are splits that are scored together with test."""
+    """The data of one origin: a hospital, a camera, a drawing style.
+
+    Unreadable samples are left out of the splits and named in `skipped`. Images that are nearly black, because their 16
+    bits hold values of 12 bits or fewer, are kept and named in `dark`. `test_given`: the test split came with the data;
+    otherwise it was drawn from all samples. `rest`: splits that are scored together with test."""
 
     name: str
     train: Split
@@ -66,8 +69,8 @@ class Domain:
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where a data set is and how to read it: all that another process needs to open it again. `task` and `classes` are
-    what sites of a federation agreed on, for a folder that has no labels to tell them by."""
+    """Where a data set is and how to read it: all that another process needs to open it again. `task` and `classes`:
+    what the sites of a federation agreed on, for a folder without labels."""
 
     name: str | None = None
     data_dir: Path | None = None
@@ -79,10 +82,12 @@ class DataSource:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A named set of domains that share a task, a class list and an input shape: `(3, height, width)`, or
-    `(columns,)` with the names in `columns`. `load` reads one domain. Where nobody listed the classes and they are the
-    ids found in masks, `shown_in` says domain -> class -> the first mask that shows it. `mask_ids` has the id of each
-    class in mask files; it is empty where there are none."""
+    """A named set of domains that share a task, a class list and an input shape: `(3, height, width)` for images, or
+    `(columns,)` for tables, with the names in `columns`.
+
+    `load` reads one domain. `shown_in` is filled if no class list was given and the classes are the ids found in masks:
+    domain -> class -> the first mask that shows it. `mask_ids` has the id of each class in mask files, if there are
+    any."""
 
     name: str
     task: Task

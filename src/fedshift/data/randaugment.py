@@ -37,7 +37,7 @@ FILL = 128
 
 
 def rand_augment(x: Tensor, generator: torch.Generator, ops: int = 2, magnitude: float = 9) -> Tensor:
-    """Distort each sample of `(B, 3, H, W)` floats in [0, 1] by `ops` operations of its own.
+    """Distort each sample of `(B, 3, H, W)` floats in [0, 1] by its own `ops` operations.
 
     Operations are drawn with replacement, and those with a direction (turns, shears, shifts, enhancements) draw
     their sign. The result is a new tensor of multiples of 1/255; no gradient flows through it. CPU only.

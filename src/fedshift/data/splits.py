@@ -1,16 +1,17 @@
 """Which samples train, which validate, which test: given by the user, or chosen by the hash of a name.
 
-A hash puts every name at a place in [0, 1): below 0.8 it trains, below 0.9 it validates, above it tests. A
-sample's place depends on its own name alone, so splits are the same on every machine and stay as they are
-when other samples are added. Only tiny classes need more: a class with one sample has it in train, one with
-two in train and test, and one with three or more has at least one in each split."""
+The hash of a name is a position in [0, 1): a sample below 0.8 trains, one below 0.9 validates, the others test. A
+sample's position depends on its own name alone, so splits are the same on every machine and do not change when other
+samples are added. Tiny classes need more: a class with one sample has it in train, one with two has them in train and
+test, and one with three or more has at least one in each split.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -33,12 +34,12 @@ SPLIT_WORDS: dict[str, SplitName] = {
     "test": "test",
     "test_kfold": "test",
 }
-"""What public data sets call their splits, in the names of folders and of lists."""
+"""The names of splits in folders and lists, including those of public data sets."""
 
 
-def places(names: Sequence[str]) -> NDArray[np.float64]:
-    """Where in [0, 1) the hash puts each name. One accented letter has two Unicode spellings and file systems
-    differ in which they keep, hence the normal form; file names may not be Unicode, hence surrogates."""
+def positions(names: Sequence[str]) -> NDArray[np.float64]:
+    """The position of each name in [0, 1), from its hash. Unicode spells an accented letter in two ways and file
+    systems differ in which they keep, hence the normal form; file names may not be Unicode, hence surrogates."""
     raw = (unicodedata.normalize("NFC", name).encode("utf-8", "surrogatepass") for name in names)
     heads = b"".join(hashlib.blake2b(name, digest_size=8).digest() for name in raw)
     return np.frombuffer(heads, dtype=">u8").astype(np.float64) / 2.0**64
@@ -46,17 +47,17 @@ def places(names: Sequence[str]) -> NDArray[np.float64]:
 
 def choose_splits(names: Sequence[str], groups: Sequence[str]) -> NDArray[np.int64]:
     """80/10/10 within each group (class): an index into `SPLITS` for each sample. Equal names stay together."""
-    place = places(names)
-    split = np.empty(len(place), dtype=np.int64)
+    position = positions(names)
+    split = np.empty(len(position), dtype=np.int64)
     for members in _groups(groups):
-        distinct, where = np.unique(place[members], return_inverse=True)
+        distinct, where = np.unique(position[members], return_inverse=True)
         chosen = np.digitize(distinct, [0.8, 0.9])
         if not (chosen == TRAIN).any():
             chosen[0] = TRAIN
         if len(distinct) >= 2 and not (chosen == TEST).any():
             chosen[-1] = TEST
         if len(distinct) >= 3 and not (chosen == VAL).any():
-            # In the order of places, the last to train and the first to test are neighbours of validation.
+            # In the order of positions, the last training and the first test sample are next to validation.
             boundary = int((chosen == TRAIN).sum())
             chosen[boundary - 1 if boundary >= 2 else boundary] = VAL
         split[members] = chosen[where]
@@ -64,12 +65,12 @@ def choose_splits(names: Sequence[str], groups: Sequence[str]) -> NDArray[np.int
 
 
 def hold_out(names: Sequence[str], groups: Sequence[str]) -> NDArray[np.bool_]:
-    """The tenth of the training samples of each group that validates when no validation samples are given:
-    at least one of three or more, never the only one."""
-    place = places(names)
-    held = np.empty(len(place), dtype=np.bool_)
+    """The tenth of each group's training samples that validates if no validation samples are given: at least one of
+    three or more, never the only one."""
+    position = positions(names)
+    held = np.empty(len(position), dtype=np.bool_)
     for members in _groups(groups):
-        distinct, where = np.unique(place[members], return_inverse=True)
+        distinct, where = np.unique(position[members], return_inverse=True)
         chosen = distinct >= 0.9
         if len(distinct) >= 3 and not chosen.any():
             chosen[-1] = True
@@ -84,9 +85,8 @@ def complete_splits(
 ) -> list[SplitName | None]:
     """Each sample's split from what the user gave; None stays None (a sample that no list names is left out).
 
-    Nothing given, or train alone: 80/10/10. Train and one other: the other tests and a tenth of train
-    validates, because methods are chosen by validation and reported by test, and those must not be the same
-    samples."""
+    Nothing given, or train alone: 80/10/10. Train and one other: the other tests and a tenth of train validates,
+    because methods are chosen by validation and reported by test, and these must not be the same samples."""
     present = set(given) - {None}
     final = list(given)
     if not present or present == {"train"}:
@@ -103,14 +103,16 @@ def complete_splits(
     return final
 
 
-def find_lists(folders: Sequence[Path], domain_names: Sequence[str]) -> dict[Path, SplitName]:
+def find_lists(
+    folders: Sequence[Path], domain_names: Sequence[str], has_file: Callable[[Path], bool]
+) -> dict[Path, SplitName]:
     """The split lists of a domain, `<domain>_<split>.txt`, in the first of the folders that has any."""
     for folder in folders:
         found = {
             path: split
             for word, split in SPLIT_WORDS.items()
             for name in domain_names
-            if (path := folder / f"{name}_{word}.txt").is_file()
+            if has_file(path := folder / f"{name}_{word}.txt")
         }
         if found:
             return found
@@ -120,9 +122,8 @@ def find_lists(folders: Sequence[Path], domain_names: Sequence[str]) -> dict[Pat
 def read_list(path: Path, known: Mapping[str, int], depth: int) -> tuple[list[int], list[str]]:
     """The samples a split list names, and the lines that name none.
 
-    `known` maps `<class>/<file>` (depth 2) or `<file>` (depth 1) to a sample; whatever folders stand before
-    that are ignored. Lists are only looked up, never opened as paths, so a line cannot reach outside the
-    domain."""
+    `known` maps `<class>/<file>` (depth 2) or `<file>` (depth 1) to a sample; folders before that are ignored. Lines
+    are only looked up, never opened as paths, so a line cannot reach outside the domain."""
     samples, unknown = [], []
     for line in path.read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines():
         line = line.strip()

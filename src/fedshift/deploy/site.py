@@ -25,6 +25,7 @@ from fedshift.federation.policy import Policy
 from fedshift.federation.site import SiteSpec
 from fedshift.federation.survey import look
 from fedshift.runs.config import read_config
+from fedshift.runs.planning import WORKER
 
 _CONNECT_SECONDS = 10.0
 _NOTICE_SECONDS = 10.0
@@ -88,7 +89,7 @@ def start_site(folder: Path, options: SiteOptions, tell: Callable[[str], None] =
     _data_line(kit.site, options)
     harden_site(kit.folder)
     data = str(options.data.resolve()) if options.data else None
-    SiteSettings(kit.site, data, options.dataset, codec.plain(policy), options.device).write(kit.folder)
+    SiteSettings(kit.site, data, WORKER, options.dataset, codec.plain(policy), options.device).write(kit.folder)
     arguments = ["secure_train=true", f"org={ORGANISATION}", f"uid={kit.site}", "config_folder=config"]
     command = python_module(
         "nvflare.private.fed.app.client.client_train",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedshift.errors import FedshiftError
 from fedshift.federation import codec
-from fedshift.federation.kinds import Release, kinds
+from fedshift.federation.releases import Release, kinds
 from fedshift.federation.step import Request, Step
 from fedshift.functional.averaging import update_norm
 

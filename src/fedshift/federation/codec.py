@@ -24,6 +24,7 @@ from fedshift.errors import FedshiftError
 T = TypeVar("T")
 
 _HEADER_KEY = "fedshift"
+_DIGEST = "sha256"
 _TENSOR = "~tensor"
 _MAX_HEADER = 64 * 1024 * 1024
 
@@ -33,29 +34,82 @@ def pack(tree: Any) -> bytes:
 
     Equal trees give equal bytes. A NaN or infinite number outside a tensor is refused (JSON has none).
     """
-    tensors: dict[str, Tensor] = {}
-    header = json.dumps(_lift(tree, tensors), allow_nan=False, separators=(",", ":"))
+    tensors, header = flatten(tree)
     return bytes(safetensors.torch.save(tensors, metadata={_HEADER_KEY: header}))
 
 
 def unpack(data: bytes) -> Any:
     """The inverse of `pack`, for bytes from anywhere: anything malformed is one `message-invalid` error."""
+    tensors, metadata = read_safetensors(data)
+    return unflatten(tensors, metadata.get(_HEADER_KEY))
+
+
+def flatten(tree: Any) -> tuple[dict[str, Tensor], str]:
+    """The tensors of a tree by number, and all else as JSON."""
+    tensors: dict[str, Tensor] = {}
+    return tensors, json.dumps(_lift(tree, tensors), allow_nan=False, separators=(",", ":"))
+
+
+def unflatten(tensors: Mapping[str, Tensor], header: str | None) -> Any:
+    """The inverse of `flatten`. Anything malformed is one `message-invalid` error."""
+    try:
+        return _lower(json.loads(header or ""), tensors)
+    # A hostile message can fail in any of the parsers; what it was is of no use to the reader.
+    except Exception as error:
+        raise _undecodable(error) from error
+
+
+def read_safetensors(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file. Anything malformed is one `message-invalid` error."""
     try:
         (length,) = struct.unpack("<Q", data[:8])
         if length > min(_MAX_HEADER, len(data) - 8):
             raise ValueError("header longer than the message")
-        header = json.loads(data[8 : 8 + length])
-        tree = json.loads(header["__metadata__"][_HEADER_KEY])
-        return _lower(tree, safetensors.torch.load(data))
-    except FedshiftError:
-        raise
-    # A hostile message can fail in any of the parsers; what it was is of no use to the reader.
+        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+        return safetensors.torch.load(data), dict(metadata)
     except Exception as error:
-        raise FedshiftError("message-invalid", f"a message could not be decoded ({type(error).__name__})") from error
+        raise _undecodable(error) from error
+
+
+def seal(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
+    """A safetensors file with a JSON header that also holds the SHA-256 of all else. Equal content gives equal bytes:
+    there is one key of metadata, because safetensors writes several in any order."""
+    owned = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+    sealed = json.dumps({**header, _DIGEST: content_digest(owned, header)}, separators=(",", ":"))
+    return bytes(safetensors.torch.save(owned, metadata={_HEADER_KEY: sealed}))
+
+
+def read_header(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """The JSON header of a file. Anything malformed is one `message-invalid` error."""
+    try:
+        return dict(json.loads(metadata[_HEADER_KEY]))
+    except Exception as error:
+        raise _undecodable(error) from error
+
+
+def verify_seal(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """Refuses what a sealed file held if it does not match its digest, or if there is none (`message-invalid`)."""
+    others = {key: value for key, value in header.items() if key != _DIGEST}
+    if header.get(_DIGEST) != content_digest(tensors, others):
+        raise FedshiftError("message-invalid", "the content does not match its checksum")
+
+
+def content_digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
+    """SHA-256 over the header, and over names, types, shapes and bytes of tensors in the order of their names."""
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True, default=list).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def _undecodable(error: Exception) -> FedshiftError:
+    return FedshiftError("message-invalid", f"a message could not be decoded ({type(error).__name__})")
 
 
 def plain(value: Any) -> Any:
@@ -72,6 +126,35 @@ def plain(value: Any) -> Any:
 def restore(hint: type[T], value: Any, where: str = "") -> T:
     """Decoded values as `hint` (a dataclass, container or plain type), checked strictly on the way."""
     return typing.cast(T, _restore(hint, value, where or getattr(hint, "__name__", str(hint))))
+
+
+def completed(kind: type[Any], value: Any) -> Any:
+    """Decoded values of the dataclass `kind`, as another version of fedshift wrote them: unknown keys are dropped,
+    missing ones that have a default get it. What `restore` then cannot use is really unusable."""
+    if not isinstance(value, dict):
+        return value
+    hints = typing.get_type_hints(kind)
+    found = {}
+    for field in dataclasses.fields(kind):
+        if field.name in value:
+            found[field.name] = _completed_items(hints[field.name], value[field.name])
+        elif field.default is not dataclasses.MISSING:
+            found[field.name] = plain(field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            found[field.name] = plain(field.default_factory())
+    return found
+
+
+def _completed_items(hint: Any, value: Any) -> Any:
+    """`completed` for a field that is a dataclass, or a list or mapping of dataclasses."""
+    inner = (typing.get_args(hint) or (None,))[-1]
+    if dataclasses.is_dataclass(hint):
+        return completed(typing.cast(Any, hint), value)
+    if isinstance(value, list) and dataclasses.is_dataclass(inner):
+        return [completed(typing.cast(Any, inner), item) for item in value]
+    if isinstance(value, dict) and dataclasses.is_dataclass(inner):
+        return {key: completed(typing.cast(Any, inner), item) for key, item in value.items()}
+    return value
 
 
 def expected(hint: Any) -> str:

@@ -1,29 +1,82 @@
-"""The door: `Federation.ask` puts a step to sites and returns what may be believed of their answers."""
+"""The door: `Federation.ask` puts a step to sites and returns `Replies`, the answers that passed admission."""
 
 from __future__ import annotations
 
 import math
 import secrets
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor
 
 from fedshift.errors import CATALOGUE, SiteError
 from fedshift.federation import codec
 from fedshift.federation.admission import Failed, Refused, admit
+from fedshift.federation.aggregation import RULES
 from fedshift.federation.engines import Engine, Failure
-from fedshift.federation.kinds import Release, kinds
 from fedshift.federation.plan import Plan
-from fedshift.federation.replies import Replies
+from fedshift.federation.releases import Release, Weights, kinds
 from fedshift.federation.site import Labelled, SiteHost, Unlabelled, WithTargets
 from fedshift.federation.step import Request, Step, answer, fixed_threads, isolated_randomness
 from fedshift.rng import Rng
 
 R = TypeVar("R", bound=Release)
+
+IN_MEMORY_BYTES = 256 * 1024 * 1024
+
+
+class Replies(Generic[R]):
+    """Iterates `(site, release)` of the admitted replies, sorted by site, as often as needed.
+
+    Up to `IN_MEMORY_BYTES` are held decoded; what comes after is kept in a temporary folder and decoded when its turn
+    comes, so that an average over a thousand sites needs the memory of a few.
+    """
+
+    def __init__(self, step: Step[R]) -> None:
+        self._step = step
+        self._held: dict[str, R] = {}
+        self._spilled: dict[str, Path] = {}
+        self._bytes = 0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self.refused: dict[str, str] = {}
+        self.missing: dict[str, str] = {}
+
+    def add(self, site: str, release: R, size: int) -> None:
+        if self._bytes + size <= IN_MEMORY_BYTES:
+            self._bytes += size
+            self._held[site] = release
+            return
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="fedshift-replies-")
+        path = Path(self._folder.name) / f"{len(self._spilled)}.safetensors"
+        path.write_bytes(codec.pack(release))
+        self._spilled[site] = path
+
+    @property
+    def answered(self) -> tuple[str, ...]:
+        return tuple(sorted([*self._held, *self._spilled]))
+
+    def __len__(self) -> int:
+        return len(self._held) + len(self._spilled)
+
+    def __getitem__(self, site: str) -> R:
+        if site in self._held:
+            return self._held[site]
+        return codec.restore(self._step.release, codec.unpack(self._spilled[site].read_bytes()))
+
+    def __iter__(self) -> Iterator[tuple[str, R]]:
+        return ((site, self[site]) for site in self.answered)
+
+    def absent(self) -> Mapping[str, str]:
+        """Who is not among the answers, and why."""
+        return {**self.refused, **self.missing}
+
+
 T = TypeVar("T")
 
 
@@ -40,11 +93,13 @@ class Note:
 @dataclass(frozen=True)
 class Rules:
     """Of the run, not of methods. `quorum`: the least share of the asked sites that must answer. `deadline`: seconds a
-    question may take. `max_update_norm`: longer updates are refused."""
+    question may take. `max_update_norm`: longer updates are refused. `aggregation`: how `Federation.average` combines
+    models."""
 
     quorum: float = 0.5
     deadline: float | None = None
     max_update_norm: float = 1e6
+    aggregation: str = "mean"
 
 
 @dataclass
@@ -75,6 +130,7 @@ class Federation:
     scoring: Traffic = field(default_factory=Traffic)
     counters: Counter[str] = field(default_factory=Counter)
     notes: list[Note] = field(default_factory=list)
+    has_averaged: bool = False
 
     def begin(self, round: int) -> None:
         """Called by the run before each round."""
@@ -110,6 +166,11 @@ class Federation:
 
     def count(self, name: str, amount: int = 1) -> None:
         self.counters[name] += amount
+
+    def average(self, models: Iterable[tuple[Weights, float]]) -> dict[str, Tensor]:
+        """One model of several, each with its weight, by the rule that the run is configured with."""
+        self.has_averaged = True
+        return RULES.find(self.rules.aggregation)(models)
 
     def ask(
         self,

@@ -9,8 +9,8 @@ from fedshift._version import __version__
 from fedshift.errors import SiteError
 from fedshift.federation import codec
 from fedshift.federation.federation import Federation
-from fedshift.federation.kinds import Facts, Release
 from fedshift.federation.plan import ModelSpec
+from fedshift.federation.releases import Facts, Release
 from fedshift.federation.site import Evaluated
 from fedshift.federation.step import step
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedshift.federation.kinds import Release, kinds
+from fedshift.federation.releases import Release, kinds
 
 
 class Ledger:

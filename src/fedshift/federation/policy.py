@@ -14,9 +14,8 @@ from torch import Tensor
 
 from fedshift.data.domain import MIN_SAMPLES
 from fedshift.errors import SiteError
-from fedshift.federation.kinds import Release, kinds
-from fedshift.functional.averaging import update_norm
-from fedshift.functional.noise import add_noise
+from fedshift.federation.releases import Release, kinds
+from fedshift.functional.averaging import add_noise, update_norm
 
 
 @dataclass(frozen=True)
@@ -24,12 +23,15 @@ class Policy:
     """`allow`: kinds that may leave (None: every declared kind). `min_samples`: fewer training samples than this and
     nothing learned from them leaves, because a model fitted to a handful of images gives those images away; nor does a
     mixture with a component made from fewer.
-    `clip_norm`: longest update of weights, in L2. `noise`: standard deviation of Gaussian noise added to it."""
+    `clip_norm`: longest update of weights, in L2. `noise`: standard deviation of Gaussian noise added to it.
+    `imports`: modules with methods or networks that do not come with fedshift, which a site on another machine will
+    import when a run asks for them."""
 
     allow: tuple[str, ...] | None = None
     min_samples: int = MIN_SAMPLES
     clip_norm: float | None = None
     noise: float = 0.0
+    imports: tuple[str, ...] = ()
 
     def check_samples(self, samples: int) -> None:
         if samples < self.min_samples:

@@ -15,8 +15,8 @@ import torch
 
 from fedshift.errors import FedshiftError, SiteError
 from fedshift.federation import codec
-from fedshift.federation.kinds import Release, kinds
 from fedshift.federation.ledger import Ledger
+from fedshift.federation.releases import Release, kinds
 from fedshift.federation.site import Evaluated, Site, SiteHost, SiteSpec
 from fedshift.rng import Rng
 
@@ -48,11 +48,16 @@ def step(function: Callable[..., R]) -> Step[R]:
     site, *payload = inspect.signature(function).parameters
     release = hints["return"]
     kinds(release)  # Fails here, at import, when a field does not say what it is.
-    name = f"{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}"
+    # Randomness and ledgers depend on these names: those of fedshift's own steps never change.
+    module = function.__module__
+    name = f"{module.rsplit('.', 1)[-1] if module.startswith('fedshift.') else module}.{function.__name__}"
     declared = {key: hints[key] for key in payload if key != "rng"}
     found = Step(name, function, hints[site], release, declared)
-    if STEPS.setdefault(name, found) is not found:
+    known = STEPS.get(name)
+    # A notebook's cell is run again and a module reloaded: the newer function counts.
+    if known is not None and known.run.__module__ != module:
         raise TypeError(f"two steps are called {name}")
+    STEPS[name] = found
     return found
 
 

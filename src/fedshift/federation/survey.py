@@ -17,7 +17,7 @@ from fedshift.federation.admission import Failed, Refused, admit
 from fedshift.federation.engines import Engine, Failure
 from fedshift.federation.federation import tell_absent
 from fedshift.federation.handshake import require_same_version
-from fedshift.federation.kinds import Facts, Release
+from fedshift.federation.releases import Facts, Release
 from fedshift.federation.site import Evaluated, SiteSpec
 from fedshift.federation.step import Request, Step, pack_answer
 

@@ -1,4 +1,4 @@
-"""Aligning every layer of one network with every layer of another, the more alike the more strongly.
+"""Aligning every layer of one network with every layer of another, weighted by their similarity.
 
 J. Yuan et al.: Collaborative Semantic Aggregation and Calibration for Federated Domain Generalization. IEEE TKDE 2023
 (CSAC), sec. 3.5. The maps of all layers have one size: `a` is `(K, B, d, c)` for K layers, B samples, d positions and c
@@ -27,7 +27,7 @@ def alignment_loss(
     pairs: Pairs = "cross-layer",
     discrepancy: Discrepancy = "mmd",
 ) -> Tensor:
-    """L_AL of Eq. (6), a scalar. Pairs of the same layer alone (K = L) need no attention: each has weight 1."""
+    """L_AL of Eq. (6), a scalar. With `same-layer` pairs (K = L) there is no attention: each pair has weight 1."""
     samples_a, samples_b = a.flatten(2), b.flatten(2)
     if pairs == "same-layer":
         each = mmd(samples_a, samples_b) if discrepancy == "mmd" else (a - b).square().mean((1, 2, 3))
@@ -41,7 +41,7 @@ def alignment_loss(
 
 @torch.no_grad()
 def attention_weights(a: Tensor, b: Tensor, attention: Attention = "both") -> Tensor:
-    """alpha `(K, L)`, rows summing to 1. It says which pairs to align and is not itself to be learned: no gradient."""
+    """alpha `(K, L)`, rows summing to 1, without gradient: it chooses the pairs to align and is not learned."""
     if attention == "none":
         return a.new_full((len(a), len(b)), 1 / len(b))
     weights = []

@@ -1,4 +1,4 @@
-"""Averages of models as dictionaries of tensors, and the size of an update."""
+"""Averages of models as dictionaries of tensors, the size of an update, and noise on it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 class WeightedMean:
-    """A running weighted mean of models: memory stays that of one model, however many are added.
+    """A running weighted mean of models, in the memory of one model.
 
     Floating tensors (parameters and normalisation statistics) are summed in float64 and returned in their own
-    dtype. Integer and boolean buffers are counters or flags, whose mean means nothing: the first stay.
+    dtype. Integer and boolean buffers are counters or flags, which have no meaningful mean: the first model's are kept.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class WeightedMean:
         self._first: dict[str, Tensor] = {}
 
     def add(self, weights: Mapping[str, Tensor], weight: float) -> None:
-        """Add one model with its weight, a finite number above zero. A refused model changes nothing."""
+        """Adds one model with its weight, a finite number above 0. A refused model changes nothing."""
         if not (math.isfinite(weight) and weight > 0):
             raise ValueError(f"a model's weight in a mean must be finite and above 0, not {weight}")
         if not math.isfinite(self._total + weight):
@@ -60,11 +60,28 @@ class WeightedMean:
 
 
 def weighted_mean(items: Iterable[tuple[Mapping[str, Tensor], float]]) -> dict[str, Tensor]:
-    """The mean of (model, weight) pairs, weights normalised to sum to one. The pairs may be a generator."""
+    """The mean of (model, weight) pairs, with weights normalised to sum 1. The pairs may be a generator."""
     mean = WeightedMean()
     for weights, weight in items:
         mean.add(weights, weight)
     return mean.result()
+
+
+def coordinate_median(items: Iterable[tuple[Mapping[str, Tensor], float]]) -> dict[str, Tensor]:
+    """The median of models, number by number; each model counts the same, whatever its weight. Of an even count, the
+    mean of the two in the middle. Integer buffers are those of the first model. Holds all models in memory."""
+    models = [weights for weights, _ in items]
+    if not models:
+        raise ValueError("there is no median of no models")
+    first = models[0]
+    for model in models[1:]:
+        check_same_layout(first, model)
+    return {
+        name: torch.stack([model[name].detach().double() for model in models]).quantile(0.5, dim=0).to(value.dtype)
+        if value.is_floating_point()
+        else value.clone()
+        for name, value in first.items()
+    }
 
 
 def update_norm(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> float:
@@ -79,7 +96,7 @@ def update_norm(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> float:
 
 
 def check_same_layout(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """Refuse models whose keys, shapes or dtypes differ.
+    """Refuses models whose keys, shapes or dtypes differ.
 
     Never leave this to tensor arithmetic: a (1, 3) tensor would be broadcast into a (7, 3) one silently.
     """
@@ -93,3 +110,20 @@ def check_same_layout(expected: Mapping[str, Tensor], given: Mapping[str, Tensor
             raise ValueError(f"tensor {name!r} has shape {tuple(other.shape)}, expected {tuple(tensor.shape)}")
         if other.dtype != tensor.dtype:
             raise ValueError(f"tensor {name!r} has dtype {other.dtype}, expected {tensor.dtype}")
+
+
+def add_noise(weights: Mapping[str, Tensor], deviation: float, generator: torch.Generator) -> dict[str, Tensor]:
+    """Adds independent Gaussian noise to every number of every floating tensor; integer buffers stay.
+
+    Running variances are kept at 0 or more, because a network takes their root.
+    """
+    noisy: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        if not value.is_floating_point():
+            noisy[name] = value
+            continue
+        drawn = torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
+        noisy[name] = value + deviation * drawn
+        if name.endswith("running_var"):
+            noisy[name].clamp_(min=0)
+    return noisy

@@ -1,6 +1,8 @@
-"""Clusters of features, and how tight they are."""
+"""Groups of points: how tight each one is and how far apart they are."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -8,8 +10,8 @@ from torch import Tensor
 
 
 def kmeans(features: Tensor, clusters: int, steps: int = 10) -> Tensor:
-    """The cluster of each sample, `(N,)` int64, by Lloyd's algorithm on `(N, D)`. It starts from the first `clusters`
-    samples, so these should come in no order; a centre that loses all its samples stays where it is."""
+    """The cluster of each sample, `(N,)` int64, by Lloyd's algorithm on `(N, D)`. The first `clusters` samples are the
+    first centres, so samples should be in random order. A centre without samples stays where it is."""
     centres = features[:clusters]
     nearest = _distances(features, centres).argmin(dim=1)
     for _ in range(steps):
@@ -32,5 +34,27 @@ def gap_statistic(features: Tensor, cluster: Tensor) -> float:
 
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:
-    # Through a matrix product, which torch prefers, near points would get a distance of rounding errors.
+    # Torch's default uses a matrix product, whose rounding errors exceed the distances of near points.
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+@dataclass(frozen=True)
+class Separation:
+    """Mean distances over pairs `within` a group and `between` groups; `nearest` is the share of points whose nearest
+    neighbour is in the same group."""
+
+    within: float
+    between: float
+    nearest: float
+
+
+def separation(distances: Tensor, groups: Tensor) -> Separation:
+    """The separation of points with pairwise `distances` `(n, n)` and `groups` `(n,)` of at least two points each."""
+    same = groups[:, None] == groups[None, :]
+    itself = torch.eye(len(groups), dtype=torch.bool, device=distances.device)
+    others = distances.masked_fill(itself, torch.inf)
+    return Separation(
+        within=float(distances[same & ~itself].mean()),
+        between=float(distances[~same].mean()),
+        nearest=float((groups[others.argmin(1)] == groups).double().mean()),
+    )

@@ -1,12 +1,12 @@
-"""What several teachers agree on about samples without labels, and how much each of them adds to that agreement.
+"""What several teachers agree on for samples without labels, and how much each teacher adds to the agreement.
 
 H. Feng et al.: KD3A: Unsupervised Multi-Source Decentralized Domain Adaptation via Knowledge Distillation. ICML 2021,
 sec. 3.2 and 3.3.
 
 `teachers` are finite class probabilities `(K, N, C)` of K teachers for N samples. They are rounded to multiples of
-2^-40 first: float64 then adds them up without any rounding, so that a vote does not depend on the order of teachers,
-and a vote without one of them can be had by subtraction, exactly. Work goes over chunks of samples, so that memory
-beyond the input and the result does not grow with N.
+2^-40 first. Float64 sums of them are then exact: a vote does not depend on the order of teachers, and a vote without
+one teacher follows exactly by subtraction. Samples are processed in chunks, so that memory beyond the input and the
+result does not grow with N.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _GRID = 2.0**40
 _MOST_TEACHERS = 2**13
 """Sums below 2^13 in steps of 2^-40 fit into the 53 bits of a float64."""
 _CHUNK_NUMBERS = 2**18
-"""Size of a `(K, n, C)` chunk: 2 MB, which stay in a processor's cache."""
+"""Size of a `(K, n, C)` chunk: 2 MB, which fits into a processor's cache."""
 
 MOST_FOR_ALL_SUBSETS = 12
-"""Beyond this many teachers the 2^K votes of an exact Shapley value take too long."""
+"""With more teachers, the 2^K votes of an exact Shapley value take too long."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How votes are counted. A teacher takes part where its highest probability is above `gate`. It gives its
-    probabilities (`vector`), or its highest one to that class alone (`top`). `doubt` is the weight of a sample whose
-    consensus nobody supports."""
+    """How votes are counted. A teacher votes on a sample if its highest probability is above `gate`. It adds all its
+    probabilities (`vector`), or only the highest one (`top`). `doubt` is the weight of a sample whose consensus no
+    teacher supports."""
 
     gate: float
     ballot: Ballot = "vector"
@@ -44,23 +44,23 @@ class Rule:
 
 @dataclass(frozen=True)
 class Consensus:
-    """Of each sample: p `(N, C)` float32, the consensus class `(N,)`, and how many teachers support it `(N,)`, both
-    int64. With 0 supporters, p is the mean of all teachers."""
+    """For each sample: p `(N, C)` float32, the consensus class `(N,)` int64, and the number of teachers that support it
+    `(N,)` int64. With 0 supporters, p is the mean of all teachers."""
 
     probabilities: Tensor
     classes: Tensor
     supporters: Tensor
 
     def quality(self, doubt: float) -> Tensor:
-        """n_p max p of each sample, `(N,)`: the terms of Eq. (7), with n_p = `doubt` where nobody supports."""
+        """n_p max p of each sample, `(N,)`: the terms of Eq. (7), with n_p = `doubt` where there are no supporters."""
         return self.probabilities.amax(1) * torch.where(self.supporters > 0, self.supporters.float(), doubt)
 
 
 def knowledge_vote(teachers: Tensor, rule: Rule) -> Consensus:
-    """Confidence gate, consensus class, mean of those who support it (sec. 3.2).
+    """Confidence gate, consensus class, and the mean of its supporters (sec. 3.2).
 
-    Equal sums go to the class with the lower number. Nobody supports the consensus where no teacher passes the gate, or
-    where the sums favour a class that is nobody's first choice.
+    Equal sums go to the class with the lower number. A consensus has no supporters if no teacher passes the gate, or if
+    the highest sum is that of a class that is no teacher's first choice.
     """
     parts = [_count(ballots) for ballots in _chunks(teachers, rule)]
     if not parts:
@@ -77,7 +77,7 @@ def sample_quality(teachers: Tensor, rule: Rule) -> Tensor:
 
 
 def consensus_focus(teachers: Tensor, rule: Rule) -> Tensor:
-    """CF_k = Q(all) - Q(all without k), `(K,)` float64 (Eq. 8), in time linear in K. Q(nobody) is 0."""
+    """CF_k = Q(all) - Q(all without k), `(K,)` float64 (Eq. 8), in time linear in K. Q of no teachers is 0."""
     focus = torch.zeros(len(teachers), dtype=torch.float64)
     for ballots in _chunks(teachers, rule):
         sums = ballots.sums()
@@ -86,17 +86,17 @@ def consensus_focus(teachers: Tensor, rule: Rule) -> Tensor:
 
 
 def shapley_values(teachers: Tensor, rule: Rule) -> Tensor:
-    """Each teacher's Shapley value in Q, `(K,)` float64, from the votes of all 2^K subsets. They add up to Q(all)."""
+    """Each teacher's Shapley value in Q, `(K,)` float64, from the votes of all 2^K subsets. Their sum is Q(all)."""
     count = len(teachers)
     if count > MOST_FOR_ALL_SUBSETS:
         raise ValueError(
-            f"exact Shapley values of {count} teachers take 2^{count} votes; {MOST_FOR_ALL_SUBSETS} is most"
+            f"exact Shapley values of {count} teachers take 2^{count} votes; at most {MOST_FOR_ALL_SUBSETS} are allowed"
         )
     quality = torch.zeros(2**count, dtype=torch.float64)
     for ballots in _chunks(teachers, rule):
         sums, members = ballots.no_sums(), 0
         for step in range(1, 2**count):
-            # In Gray's order one teacher joins or leaves at a time.
+            # In Gray code order, one teacher joins or leaves at a time.
             changed = (step & -step).bit_length() - 1
             members ^= 1 << changed
             ballots.add(sums, changed, 1.0 if members >> changed & 1 else -1.0)
@@ -112,8 +112,8 @@ def shapley_values(teachers: Tensor, rule: Rule) -> Tensor:
 
 
 def sampled_shapley_values(teachers: Tensor, rule: Rule, samples: int, generator: torch.Generator) -> Tensor:
-    """Shapley values estimated from `samples` random orders in which teachers join, `(K,)` float64. Whatever the
-    number of orders, they add up to Q(all)."""
+    """Shapley values estimated from `samples` random orders in which teachers join, `(K,)` float64. Their sum is Q(all)
+    for any number of orders."""
     count = len(teachers)
     orders = [torch.randperm(count, generator=generator).tolist() for _ in range(samples)]
     values = torch.zeros(count, dtype=torch.float64)
@@ -130,7 +130,7 @@ def sampled_shapley_values(teachers: Tensor, rule: Rule, samples: int, generator
 
 @dataclass(frozen=True)
 class Shares:
-    """`values` `(K,)` float64 sum to 1. `even_handed`: no score was above 0, so scores did not count."""
+    """`values` `(K,)` float64 sum to 1. `even_handed`: no score was above 0, so that all scores counted as equal."""
 
     values: Tensor
     even_handed: bool
@@ -139,7 +139,7 @@ class Shares:
 def shares(scores: Tensor, samples: Sequence[int] | None = None) -> Shares:
     """Shares in proportion to score times number of samples (Eq. 9), or to the score alone, for finite scores `(K,)`.
 
-    A score below 0 counts as 0. When none is above 0, all scores count the same.
+    A score below 0 counts as 0. If no score is above 0, all count as equal.
     """
     useful = scores.to(torch.float64).clamp(min=0)
     useful = useful / useful.max().clamp(min=torch.finfo(torch.float64).tiny)
@@ -153,8 +153,8 @@ def shares(scores: Tensor, samples: Sequence[int] | None = None) -> Shares:
 
 @dataclass(frozen=True)
 class _Sums:
-    """Over some of the teachers, `(n, C)` each: ballots, all their probabilities, and of those who pass the gate, by
-    their first choice, how many they are and the sum of their highest probabilities."""
+    """Sums over some of the teachers, `(n, C)` each: of ballots and of probabilities; and, over those that pass the
+    gate, by first choice, their number (`heads`) and the sum of their highest probabilities (`confidence`)."""
 
     ballots: Tensor
     probabilities: Tensor
@@ -164,8 +164,8 @@ class _Sums:
 
 @dataclass(frozen=True)
 class _Ballots:
-    """What K teachers say of n samples: probabilities and ballots `(K, n, C)`; first choices and their probabilities
-    `(K, n)`; who passes the gate. Ballots and confidence of those who do not are 0."""
+    """The votes of K teachers on n samples: probabilities and ballots `(K, n, C)`; first choices, their probabilities
+    (`confidence`) and whether they pass the gate `(K, n)`. Without passing, ballots and confidence are 0."""
 
     rule: Rule
     probabilities: Tensor
@@ -175,18 +175,18 @@ class _Ballots:
     passes: Tensor
 
     def sums(self) -> _Sums:
-        """Over all teachers."""
+        """The sums over all teachers."""
         nothing = torch.zeros_like(self.probabilities[0])
         heads = nothing.scatter_add(1, self.choices.T, self.passes.T.double())
         confidence = nothing.scatter_add(1, self.choices.T, self.confidence.T)
         return _Sums(self.ballots.sum(0), self.probabilities.sum(0), heads, confidence)
 
     def no_sums(self) -> _Sums:
-        """Over no teacher, to be filled by `add`."""
+        """Sums over no teacher, to be filled by `add`."""
         return _Sums(*(torch.zeros_like(self.probabilities[0]) for _ in range(4)))
 
     def add(self, sums: _Sums, teacher: int, sign: float) -> None:
-        """Lets a teacher join (sign 1) or leave (-1)."""
+        """Adds a teacher (sign 1) or removes it (sign -1)."""
         choice = self.choices[teacher][:, None]
         sums.ballots.add_(self.ballots[teacher], alpha=sign)
         sums.probabilities.add_(self.probabilities[teacher], alpha=sign)
@@ -194,8 +194,8 @@ class _Ballots:
         sums.confidence.scatter_add_(1, choice, sign * self.confidence[teacher][:, None])
 
     def quality(self, sums: _Sums, size: int) -> Tensor:
-        """n_p max p for `size` teachers and their sums, `(n,)`. The supporters' mean is highest at their common first
-        choice, so that n_p max p is the sum of their highest probabilities."""
+        """n_p max p for `size` teachers and their sums, `(n,)`. The mean of the supporters is highest at their common
+        first choice, so that n_p max p is the sum of their highest probabilities."""
         if size == 0:
             return torch.zeros(len(sums.heads), dtype=torch.float64)
         elected = sums.ballots.argmax(1, keepdim=True)
@@ -205,7 +205,7 @@ class _Ballots:
 
 
 def _count(ballots: _Ballots) -> tuple[Tensor, Tensor, Tensor]:
-    """p, consensus classes and numbers of supporters of a chunk."""
+    """p, consensus classes and numbers of supporters for a chunk."""
     sums = ballots.sums()
     elected = sums.ballots.argmax(1)
     supports = ballots.passes & (ballots.choices == elected)
@@ -213,7 +213,7 @@ def _count(ballots: _Ballots) -> tuple[Tensor, Tensor, Tensor]:
     supported = (supporters > 0)[:, None]
     agreed = (ballots.probabilities * supports[..., None]).sum(0) / supporters.clamp(min=1)[:, None]
     probabilities = torch.where(supported, agreed, sums.probabilities / len(ballots.choices))
-    # Without supporters there is no election to speak of: the class is the one that all teachers together favour.
+    # Without supporters, the class is the one with the highest sum over all teachers.
     everyone = sums.probabilities
     if ballots.rule.ballot == "top":
         tops = ballots.probabilities.amax(2)
@@ -223,15 +223,15 @@ def _count(ballots: _Ballots) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _quality_without_each(ballots: _Ballots, sums: _Sums) -> Tensor:
-    """n_p max p of each sample after the vote of all teachers but k, `(K, n)`, from the sums over all of them."""
+    """n_p max p of each sample in the vote without teacher k, `(K, n)`, from the sums over all teachers."""
     count, samples = ballots.choices.shape
     if count == 1:
         return torch.zeros(1, samples, dtype=torch.float64)
     best, elected = sums.ballots.max(1)
     runner_up = sums.ballots.scatter(1, elected[:, None], -1.0).amax(1)
     own = ballots.ballots.gather(2, elected.expand(count, -1)[..., None]).squeeze(2)
-    # Without k no class has more than before: the elected one stays if what is left of it beats the second of before.
-    # Only where it might not, all classes have to be compared again.
+    # Without k no sum grows, so the elected class stays if its remaining sum is above the runner-up's full sum.
+    # Otherwise all classes are compared again.
     teacher, sample = (best - own <= runner_up).logical_and_(ballots.passes).nonzero(as_tuple=True)
     classes = elected.repeat(count, 1)
     classes[teacher, sample] = (sums.ballots[sample] - ballots.ballots[teacher, sample]).argmax(1)

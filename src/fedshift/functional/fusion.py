@@ -1,4 +1,4 @@
-"""Fusing models layer by layer, each weighted by how far it is from their mean.
+"""Fusing models layer by layer, each layer weighted by its distance from the mean.
 
 J. Yuan et al.: Collaborative Semantic Aggregation and Calibration for Federated Domain Generalization. IEEE TKDE 2023
 (CSAC), sec. 3.4. A layer is one tensor of the state dict.
@@ -19,12 +19,12 @@ Rule = Literal["divergence", "similarity", "average"]
 Distance = Literal["l2", "l1", "cosine"]
 
 _SMALLEST = 1e-12
-"""Stands for a distance of 0 where its inverse is wanted."""
+"""Replaces a distance of 0 in its inverse."""
 
 
 @dataclass(frozen=True)
 class Fused:
-    """The fused model, and the weight of each model's layers in it: name of the model -> layer -> weight."""
+    """The fused model, and the weights: name of a model -> layer -> weight."""
 
     model: dict[str, Tensor]
     weights: dict[str, dict[str, float]]
@@ -35,11 +35,11 @@ def fuse(
     rule: Rule = "divergence",
     distance: Distance = "l2",
 ) -> Fused:
-    """The layers' weighted means. `models()` iterates named models and is called twice, so that no more than a few
-    have to be in memory.
+    """The weighted mean of each layer. `models()` iterates over named models and is called twice, so that only a few
+    models are in memory at a time.
 
-    `divergence` weighs a layer by its distance from the mean, `similarity` by one over it, `average` equally. A layer
-    in which all models agree is that layer. Integer and boolean buffers are those of the first model.
+    `divergence` weights a layer by its distance from the mean, `similarity` by the inverse distance, `average` equally.
+    A layer that is equal in all models stays as it is. Integer and boolean buffers are those of the first model.
     """
     mean = weighted_mean((model, 1.0) for _, model in models())  # Eq. (3)
     layers = [name for name, tensor in mean.items() if tensor.is_floating_point()]
@@ -62,8 +62,8 @@ def fuse(
 
 
 def layer_distance(layer: Tensor, mean: Tensor, distance: Distance = "l2") -> float:
-    """dist(G_l, G_l^AVG): the L2 or L1 norm of the difference, or 1 - cosine (1 to a zero tensor: it has no
-    direction). Equal tensors are exactly 0 apart."""
+    """dist(G_l, G_l^AVG): the L2 or L1 norm of the difference, or 1 - cosine (1 if either is 0, which has no
+    direction). Exactly 0 for equal tensors."""
     a, b = layer.detach().to(torch.float64).flatten(), mean.detach().to(torch.float64).flatten()
     if torch.equal(a, b):
         return 0.0

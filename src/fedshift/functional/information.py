@@ -1,4 +1,4 @@
-"""Information maximisation and pseudo labels from class centroids: what a model can learn from inputs alone.
+"""Information maximisation, and pseudo labels from class centroids: losses and labels from inputs alone.
 
 J. Liang, D. Hu, J. Feng: Do We Really Need to Access the Source Data? Source Hypothesis Transfer for Unsupervised
 Domain Adaptation. ICML 2020, sec. 3.2 and 3.3.
@@ -18,8 +18,8 @@ def entropy(scores: Tensor) -> Tensor:
 
 
 def diversity(scores: Tensor) -> Tensor:
-    """L_div: minus the entropy of the mean of softmax(scores) over the batch `(B, C)`, as a scalar. It is lowest,
-    -log C, when all classes are predicted equally often."""
+    """L_div: minus the entropy of the mean of softmax(scores) over the batch `(B, C)`, as a scalar. Its minimum, -log
+    C, is reached when all classes are predicted equally often."""
     mean = scores.float().softmax(dim=1).mean(dim=0)
     # p log p is 0 at p = 0, but its gradient is infinite there.
     return (mean * mean.clamp(min=torch.finfo(mean.dtype).tiny).log()).sum()
@@ -28,8 +28,9 @@ def diversity(scores: Tensor) -> Tensor:
 def centroid_labels(features: Tensor, probabilities: Tensor) -> Tensor:
     """Each sample's class by the nearest centroid in cosine distance, `(N,)` int64.
 
-    `features` are `(N, D)`, `probabilities` `(N, C)`. Centroids are first the means of the features weighted by
-    probability, then the means of what the first ones attract. A class that nothing belongs to attracts nothing.
+    `features` are `(N, D)`, `probabilities` `(N, C)`. The first centroids are means of features weighted by
+    probability; the second ones are means of the samples nearest to each first centroid. A class without samples is
+    never assigned.
     """
     first = _nearest(features, probabilities)  # Eq. (4), (5)
     return _nearest(features, F.one_hot(first, probabilities.shape[1]).to(features.dtype))  # Eq. (6)

@@ -1,9 +1,9 @@
-"""Rebuilding inputs from the gradient they caused, and how well that went.
+"""Reconstruction of inputs from their gradient, and how close it comes.
 
-L. Zhu, Z. Liu, S. Han: Deep Leakage from Gradients. NeurIPS 2019: look for inputs whose gradient is the one that was
-seen. The distance and the search are those of J. Geiping, H. Bauermeister, H. Dröge, M. Moeller: Inverting Gradients -
-How easy is it to break privacy in federated learning? NeurIPS 2020. They break nets of ReLUs and max pooling too, where
-the first paper's second-order search wants a smooth net.
+L. Zhu, Z. Liu, S. Han: Deep Leakage from Gradients. NeurIPS 2019: search for inputs whose gradient is the observed one.
+The distance and the search are those of J. Geiping, H. Bauermeister, H. Dröge, M. Moeller: Inverting Gradients - How
+easy is it to break privacy in federated learning? NeurIPS 2020. They also work for networks with ReLU and max pooling,
+while the second-order search of the first paper needs a smooth network.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _TINY = 1e-12
 
 @dataclass(frozen=True)
 class Search:
-    """`steps` of Adam on the signs of the slope, at `rate`, a tenth of it from 3/8, 5/8 and 7/8 of the way on;
-    `smoothness` weighs total variation against the distance of gradients. Of several `starts` the best end counts."""
+    """`steps` of Adam on the signs of the gradient, at `rate`, which is divided by 10 after 3/8, 5/8 and 7/8 of the
+    steps. `smoothness` is the weight of total variation. The best result of several `starts` is used."""
 
     steps: int = 400
     rate: float = 0.1
@@ -30,25 +30,26 @@ class Search:
 
 
 def cosine_distance(found: Sequence[Tensor], seen: Sequence[Tensor]) -> Tensor:
-    """1 - cos of the angle between two gradients, each given tensor by tensor. Their lengths do not matter."""
+    """1 - cosine of the angle between two gradients, each given as tensors. Their lengths do not matter."""
     dot = torch.stack([(a * b).sum() for a, b in zip(found, seen, strict=True)]).sum()
     squares = [torch.stack([part.square().sum() for part in gradient]).sum() for gradient in (found, seen)]
     return 1 - dot / (squares[0] * squares[1]).sqrt().clamp_min(_TINY)
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """The mean absolute difference between neighbours in images `(n, channels, height, width)`, across plus down."""
+    """The mean absolute difference between horizontal neighbours plus that between vertical ones, in images
+    `(n, channels, height, width)`."""
     across = (images[..., 1:] - images[..., :-1]).abs().mean()
     down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
     return across + down
 
 
 def infer_labels(bias_gradient: Tensor, predicted: Tensor, count: int) -> Tensor:
-    """The labels `(count,)`, in rising order, of the samples behind the gradient `(classes,)` of the last layer's bias.
+    """The labels `(count,)`, ascending, of the samples behind the gradient `(classes,)` of the last layer's bias.
 
-    Under cross-entropy that gradient is the mean prediction minus the share of each class. Whoever knows about how the
-    net predicts, `predicted` `(classes,)`, has the shares; those that do not come out whole are rounded by largest
-    remainder, so that they add up to `count`.
+    With cross-entropy that gradient is the mean prediction minus the share of each class. So a rough idea of the mean
+    prediction, `predicted` `(classes,)`, gives the shares. Counts are rounded by largest remainder to add up to
+    `count`.
     """
     wanted = (predicted - bias_gradient).clamp_min(0).to(torch.float64)
     wanted = wanted * count / wanted.sum().clamp_min(_TINY)
@@ -59,8 +60,8 @@ def infer_labels(bias_gradient: Tensor, predicted: Tensor, count: int) -> Tensor
 
 
 def momentum_total(steps: int, momentum: float) -> float:
-    """How often a gradient counts in `steps` of SGD, all steps added up: the t-th is in the update
-    1 + m + ... + m^(steps - t) times. An update divided by rate and this is the mean gradient of its steps."""
+    """How often gradients count in an update of `steps` of SGD, summed over steps: the t-th gradient counts
+    1 + m + ... + m^(steps - t) times. An update divided by the rate and by this is the mean gradient of its steps."""
     return sum(sum(momentum**power for power in range(steps - step)) for step in range(steps))
 
 
@@ -71,8 +72,8 @@ def invert(
     search: Search,
     generator: torch.Generator,
 ) -> Tensor:
-    """Images of `shape` in [0, 1] whose gradient points where `seen` does: those with the lowest objective that the
-    search met. `gradient_of` must be differentiable in its argument."""
+    """Images of `shape` in [0, 1] whose gradient has the direction of `seen`: those with the lowest objective in the
+    search. `gradient_of` must be differentiable in its argument."""
 
     def objective(images: Tensor) -> Tensor:
         return cosine_distance(gradient_of(images), seen) + search.smoothness * total_variation(images)
@@ -84,7 +85,7 @@ def invert(
 def _descend(
     objective: Callable[[Tensor], Tensor], shape: tuple[int, ...], search: Search, generator: torch.Generator
 ) -> tuple[float, Tensor]:
-    """The lowest value met on the way from random grey, and the images it was met at."""
+    """The lowest objective on the way from random grey images, and the images that have it."""
     images = torch.rand(shape, generator=generator).mul_(0.2).add_(0.4).requires_grad_()
     optimizer = torch.optim.Adam([images], lr=search.rate)
     turns = [math.ceil(search.steps * part / 8) for part in (3, 5, 7)]

@@ -1,13 +1,19 @@
-"""Classification losses for images `(B, C)` and pixels `(B, C, H, W)`: the class dimension is always 1."""
+"""Losses for images `(B, C)` and pixels `(B, C, H, W)`: the class dimension is always 1.
+
+Gradient reversal: Y. Ganin, V. Lempitsky: Unsupervised Domain Adaptation by Backpropagation. ICML 2015.
+"""
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 IGNORE = 255
-"""The label of pixels nobody has labelled. With more than 255 classes it is an ordinary class."""
+"""The label of unlabelled pixels. With more than 255 classes it is an ordinary class."""
 
 _NO_LABEL_IGNORED = -100
 
@@ -17,7 +23,7 @@ def cross_entropy(scores: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> 
 
     `scores` are logits `(B, C)` or `(B, C, H, W)`, `labels` integers `(B,)` or `(B, H, W)`. With smoothing s
     the target is 1 - s + s/C for the true class and s/C for the others (Szegedy et al., CVPR 2016).
-    When every label is IGNORE the loss is 0 with zero gradients: a mean over nothing would be NaN.
+    If every label is IGNORE, the loss is 0 with zero gradients: a mean over nothing would be NaN.
     """
     ignored = IGNORE if scores.shape[1] <= IGNORE else _NO_LABEL_IGNORED
     labels = labels.long()
@@ -30,7 +36,7 @@ def cross_entropy(scores: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> 
 def soft_cross_entropy(scores: Tensor, probabilities: Tensor, weights: Tensor | None = None) -> Tensor:
     """Mean over samples of -sum_c p_c log softmax(scores)_c, for probabilities in the shape of `scores`.
 
-    `weights` `(B,)` multiply each sample's term; the sum is divided by B all the same, not by their sum.
+    `weights` `(B,)` multiply each sample's term. The sum is divided by B, not by the sum of the weights.
     """
     _require_same_shape(scores, probabilities)
     return _batch_mean(-(probabilities * F.log_softmax(_full_precision(scores), dim=1)).sum(dim=1), weights)
@@ -49,12 +55,12 @@ def kl_divergence(target_probs: Tensor, scores: Tensor, weights: Tensor | None =
 
 
 def _full_precision(scores: Tensor) -> Tensor:
-    """At least float32: bfloat16 scores are good enough for a network, a sum of their logarithms is not."""
+    """At least float32: bfloat16 is precise enough for scores, but not for a sum of their logarithms."""
     return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 def _batch_mean(terms: Tensor, weights: Tensor | None) -> Tensor:
-    """The mean of `(B, ...)` terms after each sample's were multiplied by its weight `(B,)`."""
+    """The mean of `(B, ...)` terms, each sample's multiplied by its weight `(B,)`."""
     if weights is None:
         return terms.mean()
     if weights.shape != terms.shape[:1]:
@@ -62,7 +68,44 @@ def _batch_mean(terms: Tensor, weights: Tensor | None) -> Tensor:
     return (terms.reshape(len(terms), -1).mean(dim=1) * weights).mean()
 
 
-def _require_same_shape(scores: Tensor, probabilities: Tensor) -> None:
-    # Broadcasting would accept (1, C) probabilities for every sample, or (B, 1) for every class.
-    if scores.shape != probabilities.shape:
-        raise ValueError(f"probabilities have shape {tuple(probabilities.shape)}, the scores {tuple(scores.shape)}")
+def _require_same_shape(scores: Tensor, others: Tensor) -> None:
+    # Broadcasting would silently compare one sample, or one class, with all.
+    if scores.shape != others.shape:
+        raise ValueError(f"scores of shape {tuple(scores.shape)} and {tuple(others.shape)} cannot be compared")
+
+
+def discrepancy(scores: Tensor, others: Tensor) -> Tensor:
+    """||softmax(scores) - softmax(others)||_1 of each sample or pixel: logits `(B, C, ...)` to `(B, ...)` in [0, 2]."""
+    _require_same_shape(scores, others)
+    return (scores.float().softmax(1) - others.float().softmax(1)).abs().sum(1)
+
+
+def pseudo_label_loss(scores: Tensor, teacher: Tensor) -> Tensor:
+    """-log softmax(scores) at the most likely class of `teacher`: logits `(B, C, ...)` to `(B, ...)`.
+
+    The teacher is a constant: no gradient flows into it.
+    """
+    _require_same_shape(scores, teacher)
+    return F.cross_entropy(scores.float(), teacher.argmax(1), reduction="none")
+
+
+def reverse_gradient(x: Tensor, strength: float) -> Tensor:
+    """x, unchanged; the gradient is multiplied by -`strength`."""
+    reversed_: Tensor = _Reverse.apply(x, strength)  # type: ignore[no-untyped-call]
+    return reversed_
+
+
+def reversal_strength(progress: float, sharpness: float = 10.0) -> float:
+    """2 / (1 + exp(-sharpness p)) - 1: from 0 at the beginning (p = 0) to almost 1 at the end (p = 1)."""
+    return 2 / (1 + math.exp(-sharpness * progress)) - 1
+
+
+class _Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, strength: float) -> Tensor:
+        ctx.strength = strength
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return -ctx.strength * gradient, None

@@ -1,4 +1,4 @@
-"""Scores computed from a confusion matrix, so that those of batches and sites can be added up first."""
+"""Scores from a confusion matrix. Matrices of batches and sites can be added up."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fedshift.functional.losses import IGNORE
 def confusion_matrix(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Counts `(classes, classes)` int64: rows are the truth, columns the prediction.
 
-    `predicted` and `labels` are integers of one shape, `(B,)` or `(B, H, W)`. Labels that are IGNORE (255,
-    when there are no more than 255 classes) are left out, whatever was predicted there.
+    `predicted` and `labels` are integers of the same shape, `(B,)` or `(B, H, W)`. Samples or pixels with the label
+    IGNORE (255, if there are at most 255 classes) are left out.
     """
     if predicted.shape != labels.shape:
         raise ValueError(f"predictions {tuple(predicted.shape)} and labels {tuple(labels.shape)} differ in shape")
@@ -30,20 +30,20 @@ def confusion_matrix(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def accuracy(confusion: Tensor) -> float:
-    """The share of correct predictions, in [0, 1]; NaN when nothing was counted."""
+    """The share of correct predictions, in [0, 1]; NaN if the matrix is empty."""
     total = int(confusion.sum())
     return int(confusion.trace()) / total if total else math.nan
 
 
 def per_class_accuracy(confusion: Tensor) -> Tensor:
-    """The share of each class recognised, `(classes,)` float64; NaN where it has none."""
+    """The share of each class that is predicted correctly, `(classes,)` float64; NaN for a class without samples."""
     return confusion.diagonal().double() / confusion.sum(dim=1).double()
 
 
 def mean_iou(confusion: Tensor) -> float:
     """The mean over classes of intersection over union, in [0, 1].
 
-    Classes found neither in the truth nor in the prediction are left out; NaN when that leaves none.
+    Classes that occur neither in the truth nor in the prediction are left out; NaN if none is left.
     """
     hits = confusion.diagonal().double()
     union = confusion.sum(dim=0).double() + confusion.sum(dim=1).double() - hits

@@ -1,8 +1,8 @@
-"""Gaussian mixtures of features: where a set of samples lies, in numbers that may travel instead of the samples.
+"""Gaussian mixtures of features: a description of a set of samples that may be sent instead of the samples.
 
 Features are first reduced to their principal axes. A mixture gives a point the weight W(x) in [0, 1]: the share of the
-samples it was fitted to that lie less densely than the point. The density itself would be no weight: in more than a
-few dimensions it overflows or vanishes. All sums are taken in float64 and over logarithms.
+points it was fitted to whose density is lower. The density itself is not used as a weight, because it overflows or
+vanishes in more than a few dimensions. All sums are in float64 and over logarithms.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ Among = Literal["fitted", "batch"]
 
 ITERATIONS = 100
 TOLERANCE = 1e-4
-"""EM ends when the mean log-density grows by less than this, or after so many iterations."""
+"""EM ends when the mean log-density grows by less than TOLERANCE, or after ITERATIONS."""
 FLOOR = 1e-3
 """The smallest variance of a component, as a share of the mean variance of the points."""
 LEVELS = 32
-"""Most entries in the table of log-densities."""
+"""Largest number of entries in the table of log-densities."""
 
 
 @dataclass(frozen=True)
 class Mixture:
     """K Gaussians in d dimensions with diagonal covariances, in float32.
 
-    `weights` `(K,)` sum to 1, `means` and `variances` are `(K, d)`. `counts` `(K,)` int64 says from how many samples
-    each component was made. `levels` `(G,)` ascending is the table behind W(x): the fitted points, sorted by
-    log-density and cut into G equal groups, have these mean log-densities.
+    `weights` `(K,)` sum to 1, `means` and `variances` are `(K, d)`. `counts` `(K,)` int64 is the number of samples
+    behind each component. `levels` `(G,)`, ascending, is the table for W(x): the mean log-densities of G equal groups
+    of the fitted points, sorted by log-density.
     """
 
     weights: Tensor
@@ -41,7 +41,7 @@ class Mixture:
     levels: Tensor
 
     def checked(self, dimensions: int) -> Mixture:
-        """Itself, where it is a mixture in that many dimensions: for what came from elsewhere. Else ValueError."""
+        """Itself if it is a valid mixture in that many dimensions, otherwise ValueError: for received mixtures."""
         size = len(self.weights) if self.weights.ndim == 1 else 0
         if size == 0 or self.means.shape != (size, dimensions) or self.variances.shape != self.means.shape:
             raise ValueError("weights, means and variances of a mixture do not fit each other")
@@ -66,17 +66,18 @@ class Axes:
 
     def reduce(self, features: Tensor) -> Tensor:
         """`(n, D)` to coordinates `(n, d)`, float64."""
-        return (features.double() - self.centre.double()) @ self.axes.double()
+        points = features.double()
+        return (points - self.centre.to(points)) @ self.axes.to(points)
 
 
 def principal_axes(features: Tensor, energy: float) -> Axes:
-    """As few axes as keep the share `energy` of the variance of `(n, D)` features; at least one."""
+    """The fewest axes that keep the share `energy` of the variance of `(n, D)` features; at least one."""
     points = features.double()
     centre = points.mean(0)
     spread = points - centre
     variances, axes = torch.linalg.eigh(spread.T @ spread)  # ascending
     kept = variances.clamp(min=0).flip(0).cumsum(0)
-    # The sum is rounded: asking for all of the energy must not ask for more than there is.
+    # The sum has rounding errors: an energy of 1 must not ask for more than there is.
     enough = int((kept < (energy - 1e-9) * kept[-1]).sum()) + 1
     return Axes(centre.float(), axes.flip(1)[:, : min(enough, len(centre))].float().contiguous())
 
@@ -84,9 +85,9 @@ def principal_axes(features: Tensor, energy: float) -> Axes:
 def fit_mixture(points: Tensor, owners: Tensor, components: int, smallest: int, generator: torch.Generator) -> Mixture:
     """EM from a k-means++ start on points `(n, d)`; `owners` `(n,)` says which sample each point belongs to.
 
-    No component is made from fewer than `smallest` samples, since one of a single sample would be that sample. The
-    smaller half of those that are goes first and EM runs on, so that the rest takes over their points; the last
-    component stays in any case. So fewer than `components` may come out.
+    No component has fewer than `smallest` samples, because a component of a single sample would reveal that sample. The
+    smaller half of those with fewer is removed and EM continues, so that the others take over their points, until none
+    has fewer. The last component always stays. So the result may have fewer than `components`.
     """
     points = points.double()
     most = max(1, min(components, len(owners.unique()) // max(smallest, 1)))
@@ -112,14 +113,15 @@ def fit_mixture(points: Tensor, owners: Tensor, components: int, smallest: int, 
 
 def log_density(points: Tensor, mixture: Mixture) -> Tensor:
     """`(n, d)` to `(n,)`, float64."""
-    terms = _log_terms(points.double(), mixture.weights.double(), mixture.means.double(), mixture.variances.double())
+    points = points.double()
+    terms = _log_terms(points, mixture.weights.to(points), mixture.means.to(points), mixture.variances.to(points))
     return terms.logsumexp(1)
 
 
 def density_levels(log_densities: Tensor, groups: int) -> Tensor:
     """The means of (at most LEVELS) equal groups of the sorted log-densities `(n,)`, ascending, float32.
 
-    Means of groups, because a plain quantile is the log-density of one sample.
+    They are means, because a quantile would be the log-density of one sample.
     """
     count = max(1, min(groups, LEVELS, len(log_densities)))
     parts = torch.tensor_split(log_densities.sort().values, count)
@@ -127,12 +129,12 @@ def density_levels(log_densities: Tensor, groups: int) -> Tensor:
 
 
 def interpolate_share(log_densities: Tensor, levels: Tensor) -> Tensor:
-    """Which share of the fitted points is less dense, `(n,)` in [0, 1], float32, by the table.
+    """The share of the fitted points with a lower density, `(n,)` in [0, 1], float32, by the table.
 
-    Level j of G stands for (j + 1/2) / G; straight lines run between and beyond, cut off at 0 and 1. With one level
-    there is no line: below it 0, from it on 1.
+    Level j of G has the share (j + 1/2) / G. Between and beyond levels it is linear, limited to 0 and 1. With one level
+    it is 0 below that level and 1 from it on.
     """
-    table, size = levels.double(), len(levels)
+    table, size = levels.to(log_densities.device, torch.float64), len(levels)
     if size == 1:
         return (log_densities >= table).float()
     upper = torch.searchsorted(table, log_densities).clamp(1, size - 1)
@@ -142,19 +144,19 @@ def interpolate_share(log_densities: Tensor, levels: Tensor) -> Tensor:
 
 
 def share_of_batch(log_densities: Tensor) -> Tensor:
-    """Shares `(n,)` within [0, 1], float32: where each stands among the others, (how many are below it + 1/2) / n."""
+    """The rank of each log-density in its batch, `(n,)` in [0, 1], float32: (number of lower ones + 1/2) / n."""
     ordered = log_densities.sort().values
     return ((torch.searchsorted(ordered, log_densities) + 0.5) / len(ordered)).float()
 
 
 def as_rows(features: Tensor) -> Tensor:
-    """`(B, D)` as they are, maps `(B, D, h, w)` as one row a pixel, `(B h w, D)`."""
+    """`(B, D)` unchanged; maps `(B, D, h, w)` as one row per pixel, `(B h w, D)`."""
     return features.movedim(1, -1).flatten(0, -2)
 
 
 def draw_rows(features: Tensor, per_sample: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """`(m, D)` rows, and `(m,)` which of the B samples each is from: all of `(B, D)`, or up to `per_sample` pixels of
-    each map of `(B, D, h, w)`, at random."""
+    """Rows `(m, D)` and the sample that each is from `(m,)`: all rows of `(B, D)`, or up to `per_sample` random pixels
+    of each map of `(B, D, h, w)`."""
     pixels = as_rows(features).reshape(len(features), -1, features.shape[1])
     count = min(per_sample, pixels.shape[1])
     order = torch.rand(pixels.shape[:2], generator=generator).argsort(1)[:, :count].to(features.device)
@@ -163,8 +165,8 @@ def draw_rows(features: Tensor, per_sample: int, generator: torch.Generator) -> 
 
 
 class Sample:
-    """Collects what a mixture is fitted to while features pass by: at most `most` vectors of `samples` samples, each
-    sample's once, and of maps as many pixels from each."""
+    """Collects the feature vectors that a mixture is fitted to: at most `most`, from `samples` samples, each sample
+    once, and equally many pixels of each map."""
 
     def __init__(self, samples: int, most: int, generator: torch.Generator) -> None:
         self._seen = torch.zeros(samples, dtype=torch.bool)
@@ -183,15 +185,14 @@ class Sample:
         self._left -= len(rows)
 
     def result(self) -> tuple[Tensor, Tensor]:
-        """Rows `(n, D)` and the number of the sample that each is from `(n,)`."""
+        """Rows `(n, D)` and the number of the sample `(n,)` that each is from."""
         return torch.cat([rows for rows, _ in self._parts]), torch.cat([owners for _, owners in self._parts])
 
 
 def typicality(features: Tensor, axes: Axes, mixture: Mixture, among: Among = "fitted") -> Tensor:
     """W(x) of features `(B, D)` or of every pixel of maps `(B, D, h, w)`: `(B,)` or `(B, h, w)` in [0, 1].
 
-    `among` says whose log-densities x is compared with: those of the points that the mixture was fitted to, or those of
-    the batch itself.
+    `among` says what x is compared with: the points that the mixture was fitted to, or the batch itself.
     """
     densities = log_density(axes.reduce(as_rows(features)), mixture)
     shares = interpolate_share(densities, mixture.levels) if among == "fitted" else share_of_batch(densities)
@@ -221,7 +222,7 @@ def _converge(points: Tensor, shares: Tensor, floor: float) -> tuple[Tensor, Ten
 
 
 def _maximise(points: Tensor, shares: Tensor, floor: float) -> tuple[Tensor, Tensor, Tensor]:
-    # A component that lost all its points keeps a trace of weight: its logarithm must stay finite.
+    # A component without points keeps a tiny weight, because its logarithm must stay finite.
     totals = shares.sum(0).clamp(min=1e-10)
     means = (shares.T @ points) / totals[:, None]
     variances = (shares.T @ points.square()) / totals[:, None] - means.square()
@@ -229,8 +230,8 @@ def _maximise(points: Tensor, shares: Tensor, floor: float) -> tuple[Tensor, Ten
 
 
 def _seeds(points: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """k-means++ (Arthur and Vassilvitskii, 2007): each next centre is a point drawn by its squared distance to those
-    before. Fewer than `count` where there are fewer different points."""
+    """k-means++ (Arthur and Vassilvitskii, 2007): each centre is a point drawn with a probability proportional to its
+    squared distance from the centres before. Fewer than `count` if there are fewer different points."""
     chosen = [int(torch.randint(len(points), (1,), generator=generator))]
     distances = (points - points[chosen[0]]).square().sum(1)
     while len(chosen) < count and float(distances.max()) > 0:

@@ -3,9 +3,9 @@
 A. Gretton et al.: A Kernel Two-Sample Test. JMLR 2012. Several kernels at once: M. Long, Y. Cao, J. Wang, M. Jordan:
 Learning Transferable Features with Deep Adaptation Networks. ICML 2015.
 
-All functions give the squared MMD for the sum of the Gaussian kernels exp(-||u - v||^2 / (b s)), b in `bandwidths`,
-where s is the mean squared distance between two different samples of both sets together, a constant for gradients. It
-is the mean over all pairs, a sample with itself included: never negative, and 0 for equal sets.
+All functions return the squared MMD for the sum of the Gaussian kernels exp(-||u - v||^2 / (b s)), b in `bandwidths`.
+s is the mean squared distance between two different samples of both sets together, without gradient. The mean is over
+all pairs, including a sample with itself: it is never negative, and 0 for equal sets.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ def mmd(x: Tensor, y: Tensor, bandwidths: Sequence[float] = BANDWIDTHS) -> Tenso
 
 
 def pairwise_mmd(x: Tensor, y: Tensor, bandwidths: Sequence[float] = BANDWIDTHS) -> Tensor:
-    """Sets `(K, n, d)` and `(L, m, d)` to `(K, L)`: each of the first with each of the second."""
+    """Sets `(K, n, d)` and `(L, m, d)` to `(K, L)`: every one of the first with every one of the second."""
     xx, yy, xy = _Products.apply(x, y)  # type: ignore[no-untyped-call]
     return _from_products(xx[:, None], yy[None], xy, bandwidths)
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """Rows `(..., n, d)` and `(..., m, d)` to `(..., n, m)`, by a matrix product instead of n m differences."""
+    """Rows `(..., n, d)` and `(..., m, d)` to `(..., n, m)`, by one matrix product."""
     return _distances(x.square().sum(-1), y.square().sum(-1), x @ y.mT)
 
 
 class _Products(torch.autograd.Function):
     """Inner products of sets `(K, n, d)` and `(L, m, d)`: `(K, n, n)`, `(L, m, m)` and `(K, L, n, m)`.
 
-    They cost more than all the rest of an alignment. Left to autograd, the backward pass takes twice as long: it
-    multiplies once for each factor of x x^T and adds up full-sized gradients.
+    They are the most expensive part of an alignment. Autograd's backward pass would take twice as long: it multiplies
+    once for each factor of x x^T and adds up full-sized gradients.
     """
 
     @staticmethod
@@ -68,7 +68,7 @@ def _from_products(xx: Tensor, yy: Tensor, xy: Tensor, bandwidths: Sequence[floa
     with torch.no_grad():
         samples = xy.shape[-2] + xy.shape[-1]
         total = _sum(within_x) + _sum(within_y) + 2 * _sum(between)
-        # Distances below the rounding error of the products are noise and must not become the unit of length.
+        # Distances below the rounding error of the products are noise and must not set the scale.
         number = torch.finfo(xy.dtype)
         noise = number.eps * (norms_x.sum(-1) + norms_y.sum(-1)) / samples + number.tiny**0.5
         unit = torch.maximum(total / (samples * (samples - 1)), noise)[..., None, None]

@@ -1,5 +1,5 @@
-"""First and second moments of features, channel by channel: what BatchNorm layers remember of the data they saw, and
-how far data from another place is from it.
+"""First and second moments of features per channel: those that BatchNorm layers have recorded, those of a batch, and
+distances between them.
 
 H. Feng et al.: KD3A: Unsupervised Multi-Source Decentralized Domain Adaptation via Knowledge Distillation. ICML 2021,
 sec. 3.4.
@@ -29,20 +29,20 @@ class Moments:
 
 @dataclass(frozen=True)
 class Anchor(Moments):
-    """The weighted mean of several models' moments; `spread` is that of their squared distances from it."""
+    """The weighted mean of several models' moments; `spread` is that of their squared distances from this mean."""
 
     spread: float
 
 
 def channel_moments(features: Tensor) -> Moments:
-    """Of a batch `(B, E)` or `(B, E, ...)`, with its graph. At least float32."""
+    """The moments of a batch `(B, E)` or `(B, E, ...)`, with gradient, in float32 or better."""
     x = features.to(torch.promote_types(features.dtype, torch.float32))
     dims = [dim for dim in range(x.ndim) if dim != 1]
     return Moments(x.mean(dims), x.square().mean(dims))
 
 
 def recorded_moments(weights: Mapping[str, Tensor], layers: Iterable[str]) -> dict[str, Moments]:
-    """What the BatchNorm layers of a state dict remember: E[x^2] = running_var + running_mean^2."""
+    """The moments in the BatchNorm layers of a state dict: E[x^2] = running_var + running_mean^2."""
     recorded = {}
     for layer in layers:
         mean, var = (weights[f"{layer}.{name}"].to(torch.float64) for name in ("running_mean", "running_var"))
@@ -51,9 +51,9 @@ def recorded_moments(weights: Mapping[str, Tensor], layers: Iterable[str]) -> di
 
 
 def anchors(models: Iterable[tuple[Mapping[str, Moments], float]]) -> dict[str, Anchor]:
-    """Layer by layer, the mean of models' moments with the given weights, which are made to sum to 1.
+    """For each layer, the weighted mean of the models' moments, with weights normalised to sum 1.
 
-    sum_k a_k ||m - E_k||^2 = ||m - sum_k a_k E_k||^2 + spread: one anchor stands for all models, however many.
+    sum_k a_k ||m - E_k||^2 = ||m - sum_k a_k E_k||^2 + spread: one anchor replaces any number of models.
     """
     sums: dict[str, list[Tensor]] = {}
     total = 0.0
@@ -86,20 +86,20 @@ def batchnorm_mmd(target: Mapping[str, Moments], sources: Mapping[str, Anchor]) 
 
 
 def threshold_divergence(a: Moments, b: Moments) -> Tensor:
-    """How well a threshold on one channel tells two domains apart, `(E,)` from 0 to 2: 2 (1 - 2 error), where the error
-    is that of the threshold that mistakes both domains equally often, for normal distributions of these moments.
+    """How well a threshold on each channel separates two domains, `(E,)` from 0 to 2: 2 (1 - 2 error), where the error
+    is that of the threshold with equal error rates on both domains, for normal distributions with these moments.
 
-    This is the proxy A-distance (S. Ben-David et al., Machine Learning 2010) without a classifier to be trained. It
-    does not see that domains differ in variance alone.
+    This is the proxy A-distance (S. Ben-David et al., Machine Learning 2010) without training a classifier. It is 0 for
+    domains that differ only in variance.
     """
     width = (a.deviation + b.deviation).clamp(min=torch.finfo(a.mean.dtype).tiny)
     return 2 * torch.erf((a.mean - b.mean).abs() / width / math.sqrt(2))
 
 
 def within_share(counts: Tensor, sums: Tensor, squares: Tensor) -> float:
-    """The share of the variance of features that lies within clusters, from 0 (none) to 1.
+    """The share of the variance of features that lies within clusters, from 0 to 1.
 
-    `counts` `(R,)` and `sums` `(R, F)` are of each cluster, `squares` is the sum of all squared lengths, float64.
+    `counts` `(R,)` and `sums` `(R, F)` are those of each cluster, `squares` the sum of all squared norms, float64.
     (1 / 2n) sum_ij ||f_i - f_j||^2 over pairs of a cluster is sum_i ||f_i||^2 - ||sum_i f_i||^2 / n.
     """
     between = (sums.square().sum(1) / counts.clamp(min=1)).sum()

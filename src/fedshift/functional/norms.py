@@ -1,8 +1,7 @@
 """Normalising feature maps by a mixture of batch, instance and layer statistics.
 
-Maps are `(B, E, P)`: P pixels of E channels of B samples, in any memory layout; a vector's features are maps of one
-pixel. Maps are large and everything computed from their moments is small, so there are few passes over maps and the
-gradient is written out.
+Maps are `(B, E, P)`: P pixels of E channels of B samples, in any memory layout; feature vectors are maps of one pixel.
+Maps are large and their moments are small, so the gradient is written out to need few passes over the maps.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ def mixed_norm(
     running: Moments | None = None,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Moments]:
-    """weight (maps - mean) / sqrt(var + eps) + bias, `(B, E, P)`, and the moments of the first part, as constants.
+    """weight (maps - mean) / sqrt(var + eps) + bias, `(B, E, P)`, and the moments of the first part, without gradient.
 
     `mean` is the sum of the parts' means times `mean_ratios` `(len(parts),)`, `var` of their variances times
     `var_ratios`; `weight` and `bias` are `(E,)`. The moments of a batch are `(1, E)`, of instances `(B, E)`, of layers
-    `(B, 1)`; `running` ones `(1, E)` stand in for the batch's where given. First derivatives only.
+    `(B, 1)`; `running` moments `(1, E)`, if given, replace the batch's. First derivatives only.
     """
     out, mean, var = _mixed_norm(maps, weight, bias, mean_ratios, var_ratios, tuple(parts), running, eps)
     return out, (mean, var)
@@ -55,7 +54,7 @@ class _MixedNorm(torch.autograd.Function):
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         own_mean = maps.mean(2)
-        # Squares of centred values, for the digits; torch.var_mean takes ten times as long on a CPU.
+        # Centred before squaring, for precision; torch.var_mean takes ten times as long on a CPU.
         own_var = F.mse_loss(maps, own_mean[..., None].expand_as(maps), reduction="none").mean(2)
         statistics = [
             running if part == "batch" and running else _pooled(own_mean, own_var, _POOLED_OVER[part]) for part in parts
@@ -113,7 +112,7 @@ _mixed_norm: Callable[..., tuple[Tensor, Tensor, Tensor]] = _MixedNorm.apply
 
 
 def _pooled(mean: Tensor, var: Tensor, dim: int | None) -> Moments:
-    """Moments over a batch (dim 0), over channels (dim 1), or as they are, from those of each map, `(B, E)`."""
+    """Moments over the batch (dim 0), over channels (dim 1) or unchanged (None), from those of each map `(B, E)`."""
     if dim is None:
         return mean, var
     together = mean.mean(dim, keepdim=True)

@@ -1,4 +1,4 @@
-"""An image's spectrum: low-frequency amplitudes carry its look, phases its content."""
+"""Spectra of images: low-frequency amplitudes hold the look of an image, phases its content."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def window_radius(height: int, width: int, share: float) -> int:
-    """How many frequencies a window has on either side of 0: `share` of the shorter side. 0 is the mean alone."""
+    """Frequencies in a window to either side of 0: `share` of the shorter image side. 0 is the mean alone."""
     return math.floor(share * min(height, width))
 
 
@@ -36,13 +36,13 @@ def interpolate_low_amplitudes(images: Tensor, amplitudes: Tensor, ratio: Tensor
     ratio = ratio.reshape(-1, 1, 1, 1)
     mixed = (1 - ratio) * low.abs() + ratio * amplitudes
     spectrum[..., rows, columns] = torch.polar(mixed, low.angle())
-    # Real images have mirrored spectra, so that nothing is lost here; only odd amplitudes from outside would be.
+    # The spectrum of a real image is symmetric: there is no imaginary part to lose unless the amplitudes are not.
     changed: Tensor = torch.fft.ifft2(spectrum).real
     return changed
 
 
 def _window(spectrum: Tensor, radius: int) -> tuple[Tensor, Tensor]:
-    """Where the frequencies -radius..radius stand in a spectrum `(..., H, W)`: negative ones count from the end."""
+    """Row and column numbers of the frequencies -radius..radius in a spectrum `(..., H, W)`; negative ones are last."""
     height, width = spectrum.shape[-2:]
     if 2 * radius + 1 > min(height, width):
         raise ValueError(f"a window of radius {radius} does not fit into a spectrum of {height}x{width}")

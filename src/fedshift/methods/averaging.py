@@ -12,16 +12,15 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from fedshift.federation.federation import Federation
-from fedshift.federation.kinds import Count, Metric, Release, Weights
+from fedshift.federation.federation import Federation, Replies
 from fedshift.federation.plan import Plan, Setting
-from fedshift.federation.replies import Replies
+from fedshift.federation.releases import Count, Metric, Release, Weights
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import Step, step
-from fedshift.functional.averaging import weighted_mean
 from fedshift.functional.losses import cross_entropy
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.clients import count_absent
+from fedshift.methods.cost import PLAIN
 from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
 from fedshift.nn.network import Network
 from fedshift.rng import Rng
@@ -59,7 +58,7 @@ def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
 
 
 class Averaging:
-    """Everyone with labels trains from the shared model; the mean is the new one."""
+    """Every site with labels trains the shared model; the mean of the results is the new shared model."""
 
     hyper_type: ClassVar[type[Hyper]] = Hyper
     state_type: ClassVar[type[State]] = State
@@ -75,7 +74,7 @@ class Averaging:
         replies = fed.ask(fed.labelled, train, model=state.model)
         note_losses(fed, replies)
         # Algorithm 1, server: w <- sum_k n_k / n w_k.
-        return State(weighted_mean((trained.model, trained.samples) for _, trained in replies))
+        return State(fed.average((trained.model, trained.samples) for _, trained in replies))
 
     def models(self, state: State) -> Mapping[str, Weights]:
         return {SHARED: state.model}
@@ -87,14 +86,14 @@ class Averaging:
 
 @dataclass(frozen=True)
 class StateApart:
-    """Models of the sites that have ever answered, and the weights that the others are still to begin with."""
+    """The models of sites that have answered at least once. The others start from `first`."""
 
     first: Weights
     models: Mapping[str, Weights]
 
 
 class Apart:
-    """Everyone with labels trains a model of its own and nobody shares anything."""
+    """Every site with labels trains its own model. Nothing is shared."""
 
     hyper_type: ClassVar[type[Hyper]] = Hyper
     state_type: ClassVar[type[StateApart]] = StateApart
@@ -111,7 +110,7 @@ class Apart:
         replies = fed.ask(fed.labelled, train, each=each)
         note_losses(fed, replies)
         count_absent(fed, replies)
-        # A site that gave no answer keeps the model it had, if it had one.
+        # A site that gave no answer keeps its model, if it has one.
         return StateApart(state.first, {**state.models, **{site: trained.model for site, trained in replies}})
 
     def models(self, state: StateApart) -> Mapping[str, Weights]:
@@ -127,20 +126,26 @@ def note_losses(fed: Federation, replies: Replies[Trained]) -> None:
         fed.note("train_loss", trained.loss, site)
 
 
-FEDAVG = About("fedavg", EVERYWHERE, "McMahan et al., AISTATS 2017")
+_PRETRAINED = {"lr": 0.004}
+
+FEDAVG = About("fedavg", EVERYWHERE, "McMahan et al., AISTATS 2017", pretrained=_PRETRAINED, cost=PLAIN)
 DEEPALL = About(
     "deepall",
     EVERYWHERE,
     "baseline: centralized",
     "all labelled data in one place: a bound, not to deploy",
     data="pooled",
+    pretrained=_PRETRAINED,
+    cost=PLAIN,
 )
-SOURCE_ONLY = About("source-only", EVERYWHERE, "baseline: no adaptation")
-SINGLE_SITE = About("single-site", EVERYWHERE, "baseline: every site alone")
+SOURCE_ONLY = About("source-only", EVERYWHERE, "baseline: no adaptation", pretrained=_PRETRAINED, cost=PLAIN)
+SINGLE_SITE = About("single-site", EVERYWHERE, "baseline: every site alone", pretrained=_PRETRAINED, cost=PLAIN)
 ORACLE = About(
     "oracle",
     EVERYWHERE,
     "baseline: target labels",
     "labels of the target: a bound, not to deploy",
     data="target-labels",
+    pretrained=_PRETRAINED,
+    cost=PLAIN,
 )

@@ -10,9 +10,10 @@ from torch import nn
 
 from fedshift.data.domain import Task
 from fedshift.federation.federation import Federation
-from fedshift.federation.kinds import Weights
 from fedshift.federation.plan import Plan, Setting
+from fedshift.federation.releases import Weights
 from fedshift.federation.step import Step
+from fedshift.methods.cost import Formula
 from fedshift.nn.network import Network
 
 Data = Literal["federated", "source-copies", "pooled", "target-copies", "target-labels"]
@@ -26,10 +27,11 @@ class About:
     """`data` says who may see what: `federated` is the setting's own rule. `source-copies` gives every client a copy of
     the home's labelled data. `pooled` brings all sources to one place, `target-copies` the clients' data to the home,
     `target-labels` uses the labels of the targets: upper bounds to compare with, never something to deploy.
-    `defaults` are the paper's values of common configuration keys. `hyper` is what makes a variant of a method: keys
-    that cannot be set to anything else. `unsent` are fields of its releases that it therefore leaves empty. With
-    `needs_all` a run ends where one site gives no answer; otherwise the quorum decides. With `uses_statistics` it reads
-    or replaces what BatchNorm layers remember."""
+    `defaults` are the paper's values of common configuration keys. `pretrained` are values of common and own keys for
+    networks that start from given weights (`PRETRAINED` holds those of all methods). `hyper` is what makes a variant of
+    a method: keys that cannot be set to anything else. `unsent` are fields of its releases that it therefore leaves
+    empty. With `needs_all` a run ends where one site gives no answer; otherwise the quorum decides. With
+    `uses_statistics` it reads or replaces what BatchNorm layers remember."""
 
     name: str
     settings: tuple[Setting, ...]
@@ -38,15 +40,28 @@ class About:
     tasks: tuple[Task, ...] = ("classification", "segmentation")
     data: Data = "federated"
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    pretrained: Mapping[str, Any] = field(default_factory=dict)
     hyper: Mapping[str, Any] = field(default_factory=dict)
     unsent: frozenset[str] = frozenset()
     needs_all: bool = False
     uses_statistics: bool = False
+    counters: Mapping[str, str] = field(default_factory=dict)
+    """Counter -> one sentence on what it means, for reports. Every name that the method counts is here."""
+    time_factor: float = 1.0
+    """How many times as long as in FedAvg an image takes, forward and backward, to estimate the time of a benchmark. In
+    the setting multi-adapt it is per image of the home, and includes the work on up to four clients' copies of it."""
+    cost: Formula | None = None
+    """What the method costs a site; None: there is no closed formula."""
 
     @property
     def is_bound(self) -> bool:
         """Whether it sees what no federation may."""
         return self.data in ("pooled", "target-copies", "target-labels")
+
+
+PRETRAINED: Mapping[str, Any] = {"batch_size": 16, "lr": 0.002, "backbone_lr_factor": 0.1, "freeze_norm": True}
+"""What keeps a pre-trained network pre-trained: chosen by source validation on photographs (docs/networks.md). Methods
+that work with the statistics of sites do not freeze them."""
 
 
 class Method(Protocol):

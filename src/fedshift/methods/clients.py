@@ -13,17 +13,14 @@ from torch import Tensor, nn
 
 from fedshift.data.batches import LabelledBatch, UnlabelledBatch, UnlabelledData
 from fedshift.errors import SiteError
-from fedshift.federation.federation import Federation
-from fedshift.federation.kinds import Count, Metric, Release, Weights
+from fedshift.federation.federation import Federation, Replies
 from fedshift.federation.plan import Plan
-from fedshift.federation.replies import Replies
+from fedshift.federation.releases import Count, Metric, Release, Weights
 from fedshift.federation.site import WithSource
 from fedshift.federation.step import Step
-from fedshift.functional.averaging import weighted_mean
 from fedshift.methods.local import augmentation, plain_network
-from fedshift.nn.ensembles import Ensemble
-from fedshift.nn.network import Network
-from fedshift.nn.segmentation import with_light_head
+from fedshift.nn.backbones.segmentation import with_light_head
+from fedshift.nn.network import Ensemble, Network
 from fedshift.rng import Rng
 
 
@@ -40,8 +37,8 @@ def paired_network(plan: Plan) -> Network:
 
 
 def paired_weights(extractor: Weights, first: Weights, second: Weights | None, share: float = 0.5) -> dict[str, Tensor]:
-    """Weights for `paired_network`. The second classifier has `share` of the prediction; without one the first speaks
-    alone."""
+    """Weights for `paired_network`. The second classifier has `share` of the prediction; without a second one the first
+    predicts alone."""
     members = {"0": first, "1": first if second is None else second}
     weights = {f"backbone.{key}": value for key, value in extractor.items()}
     weights |= {f"head.members.{name}.{key}": value for name, head in members.items() for key, value in head.items()}
@@ -49,14 +46,14 @@ def paired_weights(extractor: Weights, first: Weights, second: Weights | None, s
 
 
 def frozen_copy(head: nn.Module, weights: Weights) -> nn.Module:
-    """Another classifier like `head`, for looking at features only."""
+    """A frozen copy of `head` with `weights`."""
     twin = copy.deepcopy(head)
     twin.load_state_dict(dict(weights))
     return twin.eval().requires_grad_(False)
 
 
 class FrozenFeatures:
-    """Features by a network that does not change: each sample's are worked out once, and remembered while all of them
+    """Features by a network that does not change. Each sample's are computed once and kept, if those of all samples
     fit into `most_bytes`."""
 
     def __init__(self, net: Network, samples: int, most_bytes: int = 2**29) -> None:
@@ -65,7 +62,7 @@ class FrozenFeatures:
 
     @torch.no_grad()
     def __call__(self, x: Tensor, index: Tensor) -> Tensor:
-        """`(B, D, ...)` of the inputs x `(B, ...)` that have the numbers `index` `(B,)`."""
+        """Features `(B, D, ...)` of the inputs x `(B, ...)`, whose sample numbers are `index` `(B,)`."""
         numbers = [int(number) for number in index]
         new = [place for place, number in enumerate(numbers) if number not in self._rows]
         if not new:
@@ -78,14 +75,15 @@ class FrozenFeatures:
 
 
 def endless_batches(data: UnlabelledData, size: int, rng: Rng) -> Iterator[UnlabelledBatch]:
-    """Shuffled batches of `data`, which must not be empty, for as long as anybody asks."""
+    """Shuffled batches of `data`, which must not be empty, without end."""
     for epoch in itertools.count():
         yield from data.batches(size, rng.child(epoch))
 
 
 @dataclass(frozen=True)
 class Trained(Release):
-    """What a client with a copy of the source data sends. `gap` is how far it found its data from the source's."""
+    """What a client with a copy of the source data sends. `gap` is the distance it measured between its data and the
+    source's."""
 
     model: Weights
     samples: Count
@@ -95,7 +93,7 @@ class Trained(Release):
 
 
 def paired_batches(site: WithSource, rng: Rng) -> Iterator[tuple[LabelledBatch, UnlabelledBatch]]:
-    """`local_epochs` passes over the copied source data, each batch with one of the client's own."""
+    """`local_epochs` passes over the copied source data, each batch together with a batch of the client's own data."""
     if not len(site.train):
         raise SiteError("data-empty", f"client {site.name!r} has no training data")
     training = site.plan.training
@@ -111,16 +109,16 @@ def average_of_clients(fed: Federation, train: Step[Trained], model: Weights) ->
     for site, trained in replies:
         fed.note("train_loss", trained.loss, site)
         fed.note("gap", trained.gap, site)
-    return weighted_mean((trained.model, trained.samples) for _, trained in replies)
+    return fed.average((trained.model, trained.samples) for _, trained in replies)
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """Their mean; 0 where there are none."""
+    """The mean of `values`; 0 if there are none."""
     return sum(values) / max(len(values), 1)
 
 
 def count_absent(fed: Federation, replies: Replies[Any]) -> None:
-    """Counts every client that gave no usable answer under its name, with the reason."""
+    """Counts each client that gave no usable answer, by its name and the reason."""
     for site, why in sorted(replies.absent().items()):
         fed.count(f"skipped.{site}.{why}")
 

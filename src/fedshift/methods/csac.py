@@ -1,4 +1,4 @@
-"""CSAC: sites' models are fused layer by layer, then every site aligns the fused model with its own, layer by layer.
+"""CSAC: models are fused layer by layer; then every site aligns the layers of the fused model with its own model's.
 
 J. Yuan, X. Ma, D. Chen, F. Wu, L. Lin, K. Kuang: Collaborative Semantic Aggregation and Calibration for Federated
 Domain Generalization. IEEE Transactions on Knowledge and Data Engineering, 2023.
@@ -16,21 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.data.batches import LabelledBatch
-from fedshift.federation.federation import Federation
-from fedshift.federation.kinds import Metric, Release, Weights
+from fedshift.federation.federation import Federation, Replies
 from fedshift.federation.plan import ModelSpec, Plan
-from fedshift.federation.replies import Replies
+from fedshift.federation.releases import Metric, Release, Weights
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import Step, step
 from fedshift.functional.alignment import Attention, Discrepancy, Pairs, alignment_loss
 from fedshift.functional.fusion import Distance, Rule, fuse
 from fedshift.functional.losses import cross_entropy
 from fedshift.methods.base import SHARED, About
-from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
+from fedshift.methods.cost import MODEL, Formula
+from fedshift.methods.local import augmentation, autocast, plain_network, sgd, train_batches, weights_of, with_weights
 from fedshift.nn.archs import build_network
 from fedshift.nn.network import Backbone, Network, seeded_init
-from fedshift.nn.projections import FrozenMaps, Projections, resized
-from fedshift.nn.taps import Taps
+from fedshift.nn.taps import FrozenMaps, Projections, Taps, resized
 from fedshift.rng import Rng
 
 
@@ -39,27 +38,28 @@ class Hyper:
     lambda_: float = 0.6
     """Weight of the alignment in calibration; 0: no alignment."""
     acquisition_epochs: float = 30.0
-    """Epochs for which a site trains alone, before the first fusion."""
+    """Epochs that a site trains alone before the first fusion."""
     calibration_epochs: float = 10.0
-    """Epochs of calibration a round (5 on Rotated MNIST)."""
+    """Epochs of calibration per round (5 on Rotated MNIST)."""
     batches_per_epoch: int | None = None
-    """Batches that make an epoch; none: a pass over the site's data."""
+    """Batches per epoch; none: a pass over the site's data."""
     smoothing: float = 0.1
     """Label smoothing in acquisition."""
     fusion: Rule = "divergence"
-    """What earns a layer its weight: distance from the mean, nearness to it, or nothing."""
+    """What a layer is weighted by: its distance from the mean, its nearness to it, or nothing (equal weights)."""
     distance: Distance = "l2"
-    """How far a layer is from the mean."""
+    """How the distance of a layer from the mean is measured."""
     pairs: Pairs = "cross-layer"
-    """Which layers are aligned: each with each, or each with its like alone."""
+    """Which layers are aligned: every layer with every layer, or only with the same layer of the other model."""
     attention: Attention = "both"
-    """What says how alike two layers are: positions, channels, both, or nothing (all pairs weigh the same)."""
+    """How the similarity of two layers is measured: over positions, over channels, over both, or not at all (all pairs
+    have the same weight)."""
     discrepancy: Discrepancy = "mmd"
-    """How far apart two layers' features are."""
+    """How the distance between two layers' features is measured."""
     cross_entropy: bool = True
     """Whether calibration also learns from the labels."""
     layers: tuple[str, ...] = ()
-    """Stages of the backbone to align, the last one giving the size of all; none: the backbone's own choice."""
+    """Stages of the backbone to align; all are brought to the size of the last one. None: the backbone's default."""
     channels: int | None = None
     """Channels that features are projected to (32 in the authors' code); none: those of the last aligned layer."""
 
@@ -84,19 +84,19 @@ class Hyper:
 class State:
     model: Weights
     acquired: bool
-    """Whether sites have trained alone already."""
+    """Whether sites have done the acquisition."""
 
 
 @dataclass(frozen=True)
 class Trained(Release):
-    # The fusion measures each site's own tensors: unlike a plain average, it cannot be made from their sum.
+    # The fusion measures each site's tensors, so a sum over sites, as in secure aggregation, is not enough.
     model: Weights
     loss: Metric
 
 
 @step
 def acquire(site: Labelled, model: Weights, rng: Rng) -> Trained:
-    """Local semantic acquisition (sec. 3.3): the site trains alone and keeps what it has learned as L^h."""
+    """Local semantic acquisition (sec. 3.3): the site trains alone and keeps the result, its local model L^h."""
     hyper = site.hyper(Hyper)
     net = _network(site, model).train()
     loss = train_batches(
@@ -112,7 +112,7 @@ def acquire(site: Labelled, model: Weights, rng: Rng) -> Trained:
 
 @step
 def calibrate(site: Labelled, model: Weights, rng: Rng) -> Trained:
-    """Cross-layer semantic calibration (sec. 3.5): the fused model is trained here, aligned with the site's own."""
+    """Cross-layer semantic calibration (sec. 3.5): the site trains the fused model, aligned with its local model."""
     hyper = site.hyper(Hyper)
     net = _network(site, model).train()
     names = _layers(hyper, net.backbone)
@@ -136,13 +136,13 @@ def calibrate(site: Labelled, model: Weights, rng: Rng) -> Trained:
 
 
 class _Alignment:
-    """What a site aligns the fused model with: its own model and the projections, from its store or newly made."""
+    """What a site aligns the fused model with: its local model and the projections, from its store or newly made."""
 
     def __init__(self, site: Labelled, hyper: Hyper, layers: Sequence[str], model: Weights, rng: Rng) -> None:
         acquired = site.store.load("local")
         if acquired is None:
-            # DIFFERS: the paper has no absent sites. One that missed the acquisition makes up for it, starting from
-            # what it has now: the fused model.
+            # DIFFERS: the paper has no absent sites. A site that missed the acquisition does it now, starting from the
+            # fused model.
             acquired = acquire.run(site, model, rng.child("acquire")).model
         self._hyper = hyper
         self._local = FrozenMaps(
@@ -155,15 +155,15 @@ class _Alignment:
         with seeded_init(rng.child("projections").seed()):
             widths = self._local.widths
             self.projections = Projections(widths, hyper.channels or widths[-1]).to(site.device)
-        # DIFFERS: the authors' code makes new ones every round, so that they never learn what to compare.
+        # DIFFERS: the authors' code makes new projections every round, so they never learn what to compare.
         if (learned := site.store.load("projections")) is not None:
             self.projections.load_state_dict(learned)
 
     def loss(self, features: Sequence[Tensor], batch: LabelledBatch) -> Tensor:
-        """L_AL for what the aligned layers of the fused model give for a batch."""
+        """L_AL for a batch and its `features` at the aligned layers of the fused model."""
         local = self._local(batch.x, batch.index)
         # Distances are small differences of large numbers: never in bfloat16.
-        with torch.autocast("cpu", enabled=False):
+        with autocast(batch.x.device, "float32"):
             fused = [resized(layer, self._local.size) for layer in features]
             a, b = self.projections(fused, local)  # Eq. (5)
             how = self._hyper
@@ -171,7 +171,7 @@ class _Alignment:
 
 
 class Csac:
-    """Acquisition once, then aggregation and calibration in turn (sec. 3.6)."""
+    """Acquisition once, then alternating calibration and aggregation (sec. 3.6)."""
 
     hyper_type: ClassVar[type[Hyper]] = Hyper
     state_type: ClassVar[type[State]] = State
@@ -181,7 +181,7 @@ class Csac:
         self.hyper = hyper
 
     def init(self, base: Network, fed: Federation) -> State:
-        # A layer that the network does not have is an error here, before any site has trained.
+        # A layer that the network does not have must be an error before any site trains.
         Taps(base.backbone, _layers(self.hyper, base.backbone))
         return State(weights_of(base), acquired=False)
 
@@ -200,9 +200,9 @@ class Csac:
         return plain_network(plan)
 
     def _fuse(self, replies: Replies[Trained], fed: Federation, phase: str = "") -> Weights:
-        """Data-free semantic aggregation (sec. 3.4), noting how much each site's layers weigh (Fig. 7)."""
+        """Data-free semantic aggregation (sec. 3.4). Records the weights of each site's layers (Fig. 7)."""
         if len(replies) == 1:
-            fed.count("fusion.one-site")  # There is nothing to fuse: the model is that site's.
+            fed.count("fusion.one-site")
         fused = fuse(
             lambda: ((site, trained.model) for site, trained in replies), self.hyper.fusion, self.hyper.distance
         )
@@ -215,7 +215,7 @@ class Csac:
 
 @functools.cache
 def shown_layers(model: ModelSpec) -> dict[str, str]:
-    """Stage -> the tensor whose fusion weight stands for it in metrics: its last convolution or linear map."""
+    """Stage -> the tensor whose fusion weight is recorded for it: its last convolution or linear layer."""
     with torch.device("meta"):
         net = build_network(model.arch, model.input_shape, len(model.classes), generator_seed=0)
     shown = {}
@@ -241,7 +241,7 @@ def _batches(site: Labelled, epochs: float, hyper: Hyper, rng: Rng) -> Iterator[
     if hyper.batches_per_epoch is None:
         return site.train.batches(size, rng, epochs, augment)
     steps = max(1, round(epochs * hyper.batches_per_epoch))
-    # Every pass has at least one batch: as many passes as steps are enough.
+    # Every pass has at least one batch, so as many passes as steps are enough.
     return islice(site.train.batches(size, rng, steps, augment), steps)
 
 
@@ -258,4 +258,15 @@ CSAC = About(
         "rounds": 40,
         "schedule": "constant",
     },
+    # After few steps, local models are poor references for alignment: the paper's lambda is for thousands of steps.
+    pretrained={"momentum": 0.9, "weight_decay": 5e-4, "schedule": "cosine", "csac": {"lambda_": 0.1}},
+    counters={"fusion.one-site": "There was only one site to fuse: the fused model is that site's model."},
+    time_factor=1.6,
+    cost=Formula(
+        flops=None,
+        upload=MODEL,
+        broadcast=MODEL,
+        note="Calibration adds a forward pass of the site's own model where it is not kept, projections, and distances"
+        " that grow with the batch: no closed formula.",
+    ),
 )

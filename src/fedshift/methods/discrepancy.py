@@ -1,4 +1,4 @@
-"""Maximum classifier discrepancy (MCD): at clients that hold a copy of the source data, or with all data at the home.
+"""Maximum classifier discrepancy (MCD): at clients with a copy of the source data, or with all data at the home.
 
 K. Saito, K. Watanabe, Y. Ushiku, T. Harada: Maximum Classifier Discrepancy for Unsupervised Domain Adaptation. CVPR
 2018. Equation numbers and the federated and multi-target forms: C.-H. Yao et al.: Federated Multi-Target Domain
@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from fedshift.data.batches import LabelledBatch, UnlabelledBatch, UnlabelledData
 from fedshift.errors import InputError
 from fedshift.federation.federation import Federation
-from fedshift.federation.kinds import Weights
 from fedshift.federation.plan import Plan
+from fedshift.federation.releases import Weights
 from fedshift.federation.site import Site, WithSource, WithTargets
 from fedshift.federation.step import Step, step
-from fedshift.functional.discrepancy import discrepancy
-from fedshift.functional.losses import cross_entropy
+from fedshift.functional.losses import cross_entropy, discrepancy
 from fedshift.methods.averaging import State
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.clients import (
@@ -36,10 +35,11 @@ from fedshift.methods.clients import (
     paired_network,
     paired_weights,
 )
+from fedshift.methods.cost import Formula
 from fedshift.methods.local import augmentation, sgd, train_batches, weights_of, with_weights
 from fedshift.nn.archs import build_network
+from fedshift.nn.backbones.segmentation import with_light_head
 from fedshift.nn.network import Network
-from fedshift.nn.segmentation import with_light_head
 from fedshift.rng import Rng
 
 Form = Literal["one-to-one", "one-to-combined", "one-to-multiple"]
@@ -49,7 +49,7 @@ Turn = tuple[Literal["source", "classifiers", "extractor"], tuple[LabelledBatch,
 @dataclass(frozen=True)
 class FedHyper:
     repeats: int = 4
-    """Updates of the extractor a batch (n of Saito et al.)."""
+    """Updates of the extractor per batch (n of Saito et al.)."""
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -59,7 +59,8 @@ class FedHyper:
 @dataclass(frozen=True)
 class CentHyper(FedHyper):
     form: Form = "one-to-multiple"
-    """A model for each client, one for all their data as one, or one extractor with a pair of classifiers for each."""
+    """A model for each client, one model for all clients' data as one domain, or one extractor with two classifiers for
+    each client."""
 
 
 def train_mcd(
@@ -69,8 +70,8 @@ def train_mcd(
     site: Site,
     repeats: int,
 ) -> tuple[float, float]:
-    """Trains the extractor of `net` and `pairs` of classifiers, each with its own client's batch: three kinds of turn a
-    batch. Returns the mean loss on the source and the mean discrepancy of the classifiers after their turns."""
+    """Trains the extractor of `net` and `pairs` of classifiers, each pair on its own client's batch, in three kinds of
+    turn per batch. Returns the mean loss on the source and the classifiers' mean discrepancy after their turns."""
     heads = nn.ModuleList(pairs)
     losses: dict[str, list[float]] = {"source": [], "classifiers": [], "extractor": []}
 
@@ -99,7 +100,7 @@ def train_mcd(
         return loss
 
     optimizer = sgd(site, net.backbone)
-    # A group of its own, because a fused step takes all or none of a group's parameters.
+    # A separate group, because a fused step needs gradients of all or none of a group's parameters.
     optimizer.add_param_group({"params": list(heads.parameters())})
     train_batches(_turns(batches, repeats), loss_of, optimizer, site.plan.training.precision)
     heads.requires_grad_(True)
@@ -122,7 +123,7 @@ def _loaded(site: Site, model: Weights) -> tuple[Network, nn.ModuleList]:
 
 
 def first_model(base: Network, fed: Federation) -> dict[str, Tensor]:
-    """Two classifiers on `base`'s extractor: its own, and one with other initial weights."""
+    """Two classifiers on the extractor of `base`: its own, and one with other initial weights."""
     net, spec = with_light_head(copy.deepcopy(base)), fed.plan.model
     other = build_network(spec.arch, spec.input_shape, len(spec.classes), fed.rng("second classifier").seed())
     return paired_weights(weights_of(net.backbone), weights_of(net.head), weights_of(with_light_head(other).head))
@@ -169,7 +170,7 @@ class FedMcd:
 
 @dataclass(frozen=True)
 class CentState:
-    """A model by client that has data, or one for all under SHARED."""
+    """Client that has data -> its model, or SHARED -> one model for all."""
 
     models: Mapping[str, Weights]
 
@@ -177,7 +178,7 @@ class CentState:
 def train_at_home(
     home: WithTargets, models: Mapping[str, Weights], data: Mapping[str, UnlabelledData], rng: Rng
 ) -> tuple[Mapping[str, Weights], float, float]:
-    """MCD of one extractor, that of the first model, with each model's pair of classifiers on its own `data`."""
+    """MCD of one extractor, the first model's, with each model's pair of classifiers on its own `data`."""
     training = home.plan.training
     loaded = {name: _loaded(home, models[name]) for name in sorted(data)}
     net = next(iter(loaded.values()))[0]
@@ -196,7 +197,7 @@ def train_at_home(
 
 
 class CentMcd:
-    """Everything at the home, which has the clients' data."""
+    """MCD at the home, which has the clients' data."""
 
     hyper_type: ClassVar[type[CentHyper]] = CentHyper
     state_type: ClassVar[type[CentState]] = CentState
@@ -221,7 +222,7 @@ class CentMcd:
         return CentState(models)
 
     def _jobs(self, fed: Federation) -> list[dict[str, UnlabelledData]]:
-        """What is trained apart: client -> its data, for each extractor."""
+        """For each extractor that is trained: client -> its data."""
         home = _home(fed)
         targets = _clients_data(home)
         for name in sorted(home.targets.keys() - targets.keys()):
@@ -247,15 +248,32 @@ def _home(fed: Federation) -> WithTargets:
 
 
 def _clients_data(home: WithTargets) -> dict[str, UnlabelledData]:
-    """Of the clients that have any."""
+    """Client -> its data, for clients that have any."""
     return {name: data for name, data in home.targets.items() if len(data)}
 
 
-FED_MCD = About("fed-mcd", ("multi-adapt",), "Saito et al., CVPR 2018, federated", SOURCE_COPIES, data="source-copies")
+FED_MCD = About(
+    "fed-mcd",
+    ("multi-adapt",),
+    "Saito et al., CVPR 2018, federated",
+    SOURCE_COPIES,
+    data="source-copies",
+    time_factor=17.0,
+    cost=Formula(
+        # Step A trains everything on the source sample; B the classifiers on both; C, four times, G on the target.
+        flops={"G": 3 + 2 + 12, "F": 6 + 12 + 16, "dG": -5, "dF": -4},
+        upload={"G": 1, "F": 2},
+        broadcast={"G": 1, "F": 2},
+        published={"G": 4, "F": 8},
+        note="For a target and a source sample together, and fed-mcd.repeats at 4. The paper counts one pass of each;"
+        " MCD's three steps need more.",
+    ),
+)
 CENT_MCD = About(
     "cent-mcd",
     ("multi-adapt",),
     "Saito et al., CVPR 2018",
     "all clients' unlabelled data at the home: a bound, not to deploy",
     data="target-copies",
+    time_factor=14.0,
 )

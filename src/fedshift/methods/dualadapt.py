@@ -1,10 +1,11 @@
-"""DualAdapt: clients train classifiers of their own on frozen features, and the home, the only one with labels, adapts
-the features on mixed-up pictures that stand in for the clients'.
+"""DualAdapt: clients train their own classifiers on frozen features. The home, which alone has labels, adapts the
+features on mixup images that take the place of the clients' images.
 
 C.-H. Yao, B. Gong, H. Qi, Y. Cui, Y. Zhu, M.-H. Yang: Federated Multi-Target Domain Adaptation. WACV 2022.
+
 Algorithm 1, line by line. G is the extractor, F_g the shared classifier, F_l^i that of client i. A round is lines 13-18
-on what the clients sent in the round before, then lines 3-12: so F_l, and what clients know of G's features, are always
-of the G that they are used with.
+on what the clients sent in the round before, then lines 3-12. So a client's F_l and statistics always belong to the G
+that they are used with.
 """
 
 from __future__ import annotations
@@ -20,16 +21,14 @@ from torch import Tensor, nn
 
 from fedshift.data.batches import LabelledBatch, UnlabelledBatch
 from fedshift.errors import SiteError
-from fedshift.federation.federation import Federation
-from fedshift.federation.kinds import Metric, MixtureTerms, Release, Statistics, Tally, Weights
+from fedshift.federation.federation import Federation, Replies
 from fedshift.federation.plan import Plan
-from fedshift.federation.replies import Replies
+from fedshift.federation.releases import Metric, MixtureTerms, Release, Statistics, Tally, Weights
 from fedshift.federation.site import Labelled, Site, Unlabelled, WithTargets
 from fedshift.federation.step import Step, step
-from fedshift.functional.discrepancy import discrepancy, pseudo_label_loss
-from fedshift.functional.losses import cross_entropy
+from fedshift.functional.averaging import add_noise
+from fedshift.functional.losses import cross_entropy, discrepancy, pseudo_label_loss
 from fedshift.functional.mixtures import Among, Axes, Mixture, Sample, fit_mixture, principal_axes, typicality
-from fedshift.functional.noise import add_noise
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.clients import (
     FrozenFeatures,
@@ -41,14 +40,15 @@ from fedshift.methods.clients import (
     paired_weights,
     split_network,
 )
+from fedshift.methods.cost import Formula
 from fedshift.methods.local import augmentation, sgd, train_batches, weights_of, with_weights
+from fedshift.nn.backbones.segmentation import with_light_head
 from fedshift.nn.network import Network
-from fedshift.nn.segmentation import with_light_head
-from fedshift.nn.statistics import STATISTICS, forgetting, remembering, statistics_of
+from fedshift.nn.normalisation import STATISTICS, forgetting, remembering, statistics_of
 from fedshift.rng import Rng
 
 NUDGE = 1e-3
-"""Deviation of the noise that sets a client's classifier apart from the shared one where no pseudo labels do."""
+"""Standard deviation of the noise that makes a client's classifier differ from the shared one without pseudo labels."""
 
 
 @dataclass(frozen=True)
@@ -56,30 +56,30 @@ class Hyper:
     """R_c, the clients' iterations, is the common key local_epochs."""
 
     lambda_st: float = 1.0
-    """Weight of the pseudo labels in Eq. (5). They win over the discrepancy where lambda_st W(x) > 2."""
+    """Weight of the pseudo labels in Eq. (5). They prevail over the discrepancy where lambda_st W(x) > 2."""
     pretrain_epochs: float = 10.0
     """Passes over the home's data before the first round."""
     server_epochs: float = 1.0
-    """R_s: passes over the home's data a round."""
+    """R_s: passes over the home's data per round."""
     self_training: bool = True
-    """Whether clients learn from pseudo labels; false: from the discrepancy alone (Table 5)."""
+    """Whether clients learn from pseudo labels; false: only from the discrepancy (Table 5)."""
     mixtures: bool = True
-    """Whether Gaussian mixtures weigh samples; false: all weigh 1 and no mixture is fitted or sent (Table 5)."""
+    """Whether Gaussian mixtures weight samples; false: all weights are 1 and no mixture is fitted or sent (Table 5)."""
     weigh_among: Among = "batch"
-    """Whom W(x) compares x with: the other samples of its batch, or the points that the mixture was fitted to."""
+    """What W(x) compares x with: the other samples of its batch, or the points that the mixture was fitted to."""
     components_per_class: int = 2
     """Components of a mixture, times the number of classes."""
     energy: float = 0.8
     """Share of the features' variance that the principal axes keep."""
     points: int = 8192
-    """Most feature vectors that a mixture is fitted to."""
+    """Feature vectors, at most, that a mixture is fitted to."""
     alignment: float | None = None
-    """Weight of Eq. (6), as a mean over clients: their number makes it the sum that is printed. 0: the home learns from
-    its labels alone. None: 1, and 0.1 where the home has the clients' own pictures (fed-oracle)."""
+    """Weight of Eq. (6), as a mean over clients; set to their number it is the printed sum. 0: the home learns only
+    from its labels. None: 1, and 0.1 if the home has the clients' images (fed-oracle)."""
     statistics: Literal["client", "home"] = "client"
-    """Whose data the extractor's BatchNorm layers remember at a client: its own, or the home's."""
+    """Whose BatchNorm statistics the extractor has at a client: the client's, or the home's."""
     local_share: float = 0.5
-    """What a client's own classifier counts in its prediction (Eq. 7); the shared one counts the rest."""
+    """Share of a client's own classifier in its prediction (Eq. 7); the shared classifier has the rest."""
 
     def __post_init__(self) -> None:
         for name, value in (("lambda_st", self.lambda_st), ("alignment", self.alignment or 0.0)):
@@ -97,9 +97,9 @@ class Hyper:
 
 @dataclass(frozen=True)
 class State:
-    """G and F_g, and of each client that ever answered F_l and what its BatchNorm layers remember. `mixtures` are W_T
-    of those that answered in the latest round (empty where none are fitted), `axes` what they are measured in: the next
-    round begins with them."""
+    """G and F_g; F_l and BatchNorm statistics of each client that has answered at least once. `mixtures` are W_T of the
+    clients that answered in the latest round (an empty entry if none are fitted), and `axes` the axes they are measured
+    in: the next round begins with them."""
 
     extractor: Weights
     classifier: Weights
@@ -112,7 +112,7 @@ class State:
 
 @dataclass(frozen=True)
 class Source:
-    """W_S and the axes in which home and clients all measure."""
+    """W_S, and the principal axes that home and clients measure in."""
 
     axes: Axes
     mixture: Mixture
@@ -139,7 +139,7 @@ def client_loss(scores: Tensor, shared: Tensor, trust: Tensor, lambda_st: float)
 
 @step
 def adapt(site: Unlabelled, extractor: Weights, classifier: Weights, source: Source | None, rng: Rng) -> Adapted:
-    """Trains F_l on what G and F_g, both frozen, say of the client's data, and fits W_T to its features."""
+    """Trains F_l on the client's data, with G and F_g frozen, and fits W_T to its features."""
     if not len(site.train):
         raise SiteError("data-empty", f"client {site.name!r} has no training data")
     hyper, training = site.hyper(Hyper), site.plan.training
@@ -147,7 +147,7 @@ def adapt(site: Unlabelled, extractor: Weights, classifier: Weights, source: Sou
     statistics = _own_statistics(site, net) if hyper.statistics == "client" else {}
     local = copy.deepcopy(net.head).requires_grad_(True).train()  # line 6
     if not hyper.self_training:
-        # DIFFERS: where F_l = F_g the discrepancy has no gradient, and nothing else would ever part them.
+        # DIFFERS: where F_l = F_g the discrepancy has no gradient, so that the two would stay equal.
         local.load_state_dict(add_noise(local.state_dict(), NUDGE, rng.child("nudge").torch()))
     lambda_st = hyper.lambda_st if hyper.self_training else 0.0
     sample = Sample(len(site.train), hyper.points, rng.child("sample").torch())
@@ -170,7 +170,7 @@ def adapt(site: Unlabelled, extractor: Weights, classifier: Weights, source: Sou
 
     optimizer = sgd(site, local)
     for group in optimizer.param_groups:
-        # Sec. 3.3: plain gradient descent at clients, momentum at the server. The schedule is the server's too: F_l
+        # Sec. 3.3: plain gradient descent at clients, momentum at the server. The schedule is for the server only: F_l
         # starts at F_g in every round, and at a rate near 0 it would stay there.
         group.update(momentum=0.0, lr=training.lr)
     batches = site.train.batches(training.batch_size, rng, training.local_epochs)
@@ -187,8 +187,8 @@ def adapt(site: Unlabelled, extractor: Weights, classifier: Weights, source: Sou
 
 
 def _own_statistics(site: Unlabelled, net: Network) -> dict[str, Tensor]:
-    """Lets G remember the client's data instead of the home's."""
-    # DIFFERS: the paper does not say how a client normalises. G's weights are frozen, what it remembers need not be.
+    """Replaces the BatchNorm statistics of G by those of the client's data, and returns them."""
+    # DIFFERS: the paper does not say how a client normalises. G's weights are frozen, its statistics need not be.
     if len(site.train) > 1:
         with torch.no_grad(), remembering(net):
             for batch in site.train.evenly(site.plan.training.batch_size):
@@ -225,7 +225,7 @@ class Optimised:
 
 
 def pretrain(home: Labelled, extractor: Weights, classifier: Weights, rng: Rng) -> Optimised:
-    """Line 1."""
+    """Line 1: cross-entropy on the home's labels."""
     training, net = home.plan.training, _loaded(home, extractor, classifier).train()
     epochs = home.hyper(Hyper).pretrain_epochs
     batches = home.train.batches(training.batch_size, rng, epochs, augmentation(home.plan))
@@ -236,7 +236,7 @@ def pretrain(home: Labelled, extractor: Weights, classifier: Weights, rng: Rng) 
 
 @torch.no_grad()
 def describe(home: Labelled, extractor: Weights, classifier: Weights, rng: Rng) -> Source:
-    """Line 3: W_S on source features."""
+    """Line 3: principal axes of the source features, and W_S fitted to them."""
     hyper, net = home.hyper(Hyper), _loaded(home, extractor, classifier).eval()
     sample = Sample(len(home.train), hyper.points, rng.child("sample").torch())
     for batch in home.train.batches(home.plan.training.batch_size, rng, min(1.0, hyper.points / len(home.train))):
@@ -246,7 +246,7 @@ def describe(home: Labelled, extractor: Weights, classifier: Weights, rng: Rng) 
 
 
 def mixup(x: Tensor) -> Tensor:
-    """(x_m + x_n) / 2 of neighbours in a batch, which is in random order already."""
+    """(x_m + x_n) / 2 of neighbours in a batch, whose order is random."""
     return (x + x.roll(1, 0)) / 2
 
 
@@ -259,13 +259,13 @@ def optimise(
     axes: Axes | None,
     rng: Rng,
 ) -> Optimised:
-    """Lines 14-18: turn by turn, G comes to where all classifiers agree, and G and F_g learn from labels."""
+    """Lines 14-18, alternating: G learns to make all classifiers agree; G and F_g learn from labels."""
     hyper, training, net = home.hyper(Hyper), home.plan.training, _loaded(home, extractor, classifier).train()
     heads = {client: frozen_copy(net.head, weights) for client, weights in sorted(local.items())}
-    # Mixtures are of features that G made when the clients had it.
+    # The mixtures were fitted to features of G as it was sent to the clients.
     before = copy.deepcopy(net).eval().requires_grad_(False)
     stand_ins = _stand_ins(home, tuple(heads), rng)
-    # Neither mixed-up pictures nor a client's own (fed-oracle) tell how the home's are to be normalised.
+    # Neither mixup images nor a client's images (fed-oracle) may change the statistics of the home's images.
     is_apart = hyper.statistics == "client"
     weight = _alignment(hyper, home)
     losses: dict[bool, list[float]] = {True: [], False: []}
@@ -297,7 +297,7 @@ def optimise(
     kinds = (True, False) if heads and weight else (False,)
     turns = ((kind, batch) for batch in batches for kind in kinds)
     optimizer = sgd(home, net.backbone)
-    # A group of its own, because a fused step takes all or none of a group's parameters.
+    # A separate group, because a fused step needs gradients of all or none of a group's parameters.
     optimizer.add_param_group({"params": list(net.head.parameters())})
     train_batches(turns, loss_of, optimizer, training.precision)
     return Optimised(weights_of(net.backbone), weights_of(net.head), mean_of(losses[False]), mean_of(losses[True]))
@@ -306,15 +306,15 @@ def optimise(
 def _alignment(hyper: Hyper, home: Labelled) -> float:
     if hyper.alignment is not None:
         return hyper.alignment
-    # At the full weight, pictures of far clients all end as one class: there, too, classifiers agree.
+    # At the full weight, all images of distant clients end in one class, where classifiers agree as well.
     return 0.1 if isinstance(home, WithTargets) else 1.0
 
 
 def _stand_ins(
     home: Labelled, clients: tuple[str, ...], rng: Rng
 ) -> Callable[[Tensor], list[tuple[Tensor, tuple[str, ...]]]]:
-    """From a source batch to pictures and the clients whose data they stand for: mixed-up ones for all (line 16), or
-    where the home has it (fed-oracle), each client's own data."""
+    """A function from a source batch to images and the clients that they represent: mixup images for all (line 16), or,
+    if the home has it (fed-oracle), each client's own data."""
     if not isinstance(home, WithTargets):
         return lambda x: [(mixup(x), clients)]
     size = home.plan.training.batch_size
@@ -347,7 +347,7 @@ class DualAdapt:
         like = self._statistics_like(found.extractor)
         replies = fed.ask(fed.targets, adapt, **now, source=source, expect={"statistics": like})  # line 4
         usable, mixtures = self._collect(replies, source, fed)
-        # A client that gave no answer keeps what it had, and has no say in the next Eq. (6).
+        # A client that gave no answer keeps its classifier and statistics, and is left out of the next Eq. (6).
         return State(
             **now,
             local={**state.local, **{site: reply.classifier for site, reply in usable.items()}},
@@ -364,7 +364,7 @@ class DualAdapt:
     def _collect(
         self, replies: Replies[Adapted], source: Source | None, fed: Federation
     ) -> tuple[dict[str, Adapted], dict[str, Mixture]]:
-        """The answers that are usable, and W_T in them."""
+        """The usable answers, and the mixtures W_T in them."""
         count_absent(fed, replies)
         usable: dict[str, Adapted] = {}
         mixtures: dict[str, Mixture] = {}
@@ -379,7 +379,7 @@ class DualAdapt:
                     fed.count("refused.mixture")
                     continue
                 fed.note("components", len(mixtures[site].weights), site)
-                if self.hyper.weigh_among == "fitted":  # Within a batch it is a half, whatever the data.
+                if self.hyper.weigh_among == "fitted":  # Within a batch its mean is always 1/2.
                     fed.note("trust", reply.trust, site)
             if reply.dropped:
                 fed.count(f"dropped.components.{site}", reply.dropped)
@@ -407,8 +407,30 @@ def _answers(state: State) -> dict[str, Any]:
     return {"local": local, "mixtures": mixtures, "axes": Axes(**state.axes) if state.axes else None}
 
 
+_COUNTERS = {
+    "refused.mixture": "A client's mixture was not usable (wrong sizes or not finite) and was left out.",
+    "refused.statistics": "A client's BatchNorm statistics had a variance below 0, and its answer was left out.",
+}
+_COST = Formula(
+    flops={"G": 1, "F": 4, "dF": -1},
+    upload={"F": 1, "W": 1, "S": 1},
+    broadcast={"G": 1, "F": 1, "W": 1},
+    published={"G": 1, "F": 3},
+    mixture=("mixture", "source"),
+    note="The size of W depends on the data: its components on the number of samples, its axes on the features. It is"
+    " broadcast together with the axes. S are the client's BatchNorm statistics; the paper names no such layers."
+    " Measuring them takes a forward pass, ||G|| per sample and round, outside of training batches.",
+)
+
 DUALADAPT = About(
-    "dualadapt", ("multi-adapt",), "Yao et al., WACV 2022", defaults={"local_epochs": 3.0}, uses_statistics=True
+    "dualadapt",
+    ("multi-adapt",),
+    "Yao et al., WACV 2022",
+    defaults={"local_epochs": 3.0},
+    uses_statistics=True,
+    counters=_COUNTERS,
+    time_factor=3.0,
+    cost=_COST,
 )
 FED_ORACLE = About(
     "fed-oracle",
@@ -420,4 +442,9 @@ FED_ORACLE = About(
     hyper={"mixtures": False},
     unsent=frozenset({"mixture"}),
     uses_statistics=True,
+    counters=_COUNTERS,
+    time_factor=6.0,
+    cost=Formula(
+        _COST.flops, {"F": 1, "S": 1}, {"G": 1, "F": 1}, _COST.published, note="DualAdapt without its mixtures."
+    ),
 )

@@ -1,4 +1,4 @@
-"""Baselines of COPA's Tables 6 and 7: sites that train alone and are joined at the end, and sites that train in turn.
+"""Baselines of COPA's Tables 6 and 7: sites train alone and their models are joined, or sites train one after another.
 
 Guile Wu, Shaogang Gong: Collaborative Optimization and Aggregation for Decentralized Domain Generalization and
 Adaptation. ICCV 2021, sec. 4.3.
@@ -13,23 +13,23 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from fedshift.federation.federation import Federation
-from fedshift.federation.kinds import Metric, Release, Weights
 from fedshift.federation.plan import Plan
+from fedshift.federation.releases import Metric, Release, Weights
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import Step, step
+from fedshift.functional.agreement import equal_shares
 from fedshift.functional.averaging import weighted_mean
-from fedshift.functional.ensembles import equal_shares
 from fedshift.functional.losses import cross_entropy
 from fedshift.methods.base import SHARED, About
+from fedshift.methods.cost import PLAIN
 from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
-from fedshift.nn.ensembles import Ensemble
-from fedshift.nn.network import Network
+from fedshift.nn.network import Ensemble, Network
 from fedshift.rng import Rng
 
 
 @dataclass(frozen=True)
 class Trained(Release):
-    """The coordinator needs each site's own model: nothing here could be summed behind its back."""
+    """The coordinator needs each site's model, so that a sum over sites, as in secure aggregation, is not enough."""
 
     model: Weights
     loss: Metric
@@ -37,7 +37,7 @@ class Trained(Release):
 
 @step
 def train(site: Labelled, model: Weights, epochs: float, rng: Rng) -> Trained:
-    """`epochs` passes of SGD on cross-entropy."""
+    """`epochs` passes over the site's data: SGD on cross-entropy."""
     training = site.plan.training
     net = with_weights(plain_network(site.plan), model, site.device).train()
     batches = site.train.batches(training.batch_size, rng, epochs, augmentation(site.plan))
@@ -56,7 +56,7 @@ class Hyper:
 
 @dataclass(frozen=True)
 class StateAlone:
-    """Each site's own model; `trained` says who has ever answered."""
+    """Each site's own model. `trained` says which sites have answered at least once."""
 
     models: Mapping[str, Weights]
     trained: Mapping[str, bool]
@@ -68,7 +68,7 @@ def start_alone(base: Network, fed: Federation) -> StateAlone:
 
 
 def train_alone(state: StateAlone, fed: Federation, work: Step[Trained] = train) -> StateAlone:
-    """One round of every site on its own; who does not answer keeps the model it had."""
+    """One round of every site alone. A site that does not answer keeps its model."""
     each = {site: {"model": model} for site, model in state.models.items()}
     replies = fed.ask(fed.labelled, work, each=each, epochs=fed.plan.training.local_epochs)
     for site, reply in replies:
@@ -80,8 +80,8 @@ def train_alone(state: StateAlone, fed: Federation, work: Step[Trained] = train)
 
 
 def joined(state: StateAlone) -> dict[str, Tensor]:
-    """All models as the weights of an ensemble, in the order of the sites' names. One that was never trained has no
-    say."""
+    """All models as the weights of an ensemble, in the order of the sites' names. A model that was never trained has
+    share 0."""
     sites = sorted(state.models)
     members = {
         f"members.{number}.{key}": value
@@ -116,7 +116,7 @@ class IndEnsemble:
 
 
 class IndParamAvg:
-    """The prediction is that of the mean of all sites' parameters. The same as FedAvg without iteration (Table 6)."""
+    """The prediction is that of the mean of all sites' parameters: FedAvg without iteration (Table 6)."""
 
     hyper_type: ClassVar[type[Hyper]] = Hyper
     state_type: ClassVar[type[StateAlone]] = StateAlone
@@ -147,8 +147,8 @@ class IndParamAvg:
 @dataclass(frozen=True)
 class Turns:
     visits: Literal["once", "every-round"] = "once"
-    """Whether the model stays at each site for its share of the rounds and never returns, or visits all sites in each
-    round."""
+    """`once`: the model stays at each site for its share of the rounds and never returns. `every-round`: it visits all
+    sites in each round."""
 
 
 @dataclass(frozen=True)
@@ -173,14 +173,14 @@ class InTurn:
         sites, training = sorted(fed.labelled), fed.plan.training
         epochs = training.local_epochs
         if self.hyper.visits == "once":
-            # A round goes to the site whose turn it is (with fewer rounds than sites, to several). Rounds are longer,
-            # so that by the end each site has done the work that it does in the other methods.
+            # A round belongs to one site (with fewer rounds than sites, to several). Rounds are longer, so that by the
+            # end each site has trained for as many epochs as in the other methods.
             epochs *= min(len(sites), training.rounds)
             first = (fed.round - 1) * len(sites) // training.rounds
             sites = sites[first : max(first + 1, fed.round * len(sites) // training.rounds)]
         model = state.model
         for site in sites:
-            # A chain has nobody to stand in: if a site does not answer, the run ends here and can be resumed.
+            # No other site can take its place: if a site does not answer, the run ends here and can be resumed.
             reply = fed.ask((site,), train, model=model, epochs=epochs, everyone=True)[site]
             fed.note("train_loss", reply.loss, site)
             model = reply.model
@@ -194,6 +194,8 @@ class InTurn:
         return plain_network(plan)
 
 
-IND_ENSEMBLE = About("ind-ensemble", ("generalize",), "baseline: Wu and Gong, ICCV 2021, Table 7")
-IND_PARAMAVG = About("ind-paramavg", ("generalize",), "baseline: Wu and Gong, ICCV 2021, Table 7")
-SEQUENTIAL = About("sequential", ("generalize",), "baseline: Wu and Gong, ICCV 2021, Table 6", needs_all=True)
+IND_ENSEMBLE = About("ind-ensemble", ("generalize",), "baseline: Wu and Gong, ICCV 2021, Table 7", cost=PLAIN)
+IND_PARAMAVG = About("ind-paramavg", ("generalize",), "baseline: Wu and Gong, ICCV 2021, Table 7", cost=PLAIN)
+SEQUENTIAL = About(
+    "sequential", ("generalize",), "baseline: Wu and Gong, ICCV 2021, Table 6", needs_all=True, cost=PLAIN
+)

@@ -1,4 +1,4 @@
-"""Scoring a model where labelled data is held back: on the sources' validation splits, on a target's test split."""
+"""Scoring of models on held-back labelled data: the sources' validation splits and a target's test split."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedshift.errors import SiteError
 from fedshift.federation.federation import Federation
-from fedshift.federation.kinds import Counts, Release, Weights
+from fedshift.federation.releases import Counts, Release, Weights
 from fedshift.federation.site import Evaluated, Unlabelled
 from fedshift.federation.step import step
 from fedshift.functional.metrics import accuracy, confusion_matrix, mean_iou
@@ -32,27 +32,27 @@ class Scored(Release):
 @step
 def score(site: Evaluated, model: Weights, split: str) -> Scored:
     """The confusion matrix of `model` on a held-back split of this site."""
-    from fedshift.methods import find_method  # The table of methods imports this module.
+    from fedshift.methods import find_method
 
     if split not in ("val", "test"):
         raise SiteError("step-unknown", f"{split!r} is not a split for scoring")
     net = with_weights(find_method(site.plan.method).network(site.plan), model, site.device).eval()
     classes = len(site.plan.model.classes)
-    total = torch.zeros(classes, classes, dtype=torch.int64)
+    total = torch.zeros(classes, classes, dtype=torch.int64, device=site.device)
     with torch.inference_mode():
         for part in site.split(cast(SplitName, split)):
             for batch in part.in_order(_BATCH):
-                total += confusion_matrix(net(batch.x).argmax(1), batch.y, classes).cpu()
-    return Scored(confusion=total)
+                total += confusion_matrix(net(batch.x).argmax(1), batch.y, classes)
+    return Scored(confusion=total.cpu())
 
 
 def score_models(
     fed: Federation, models: Mapping[str, Weights], sites: tuple[str, ...], split: SplitName
 ) -> dict[str, Tensor]:
-    """Site -> its confusion matrix, with the site's own model where it has one, else the shared one.
+    """Site -> its confusion matrix, by the site's own model if it has one, otherwise by the shared model.
 
-    Where a site has neither (every site trains alone, or this one was skipped), every model is scored and the matrices
-    are added up: the accuracy is then the mean over models. Sites without labels in that split are left out.
+    If there is neither (every site trains alone, or this one was skipped), every model is scored and the matrices are
+    added up: the accuracy is then the mean over models. Sites without labels in that split are left out.
     """
     found: dict[str, Tensor] = {}
     for names, testers in _group(models, sites).items():
@@ -64,9 +64,9 @@ def score_models(
 
 @dataclass(frozen=True)
 class Certainty:
-    """Of a model's predictions on inputs without labels: their mean entropy, and the information they hold about the
-    inputs, which is the entropy of the mean prediction minus that. It is high where predictions are sure and of every
-    class. Both in nats."""
+    """How certain a model is on inputs without labels, in nats: the mean `entropy` of its predictions, and
+    `information`, the entropy of the mean prediction minus that. Information is high when predictions are confident and
+    all classes occur."""
 
     entropy: float
     information: float
@@ -74,8 +74,8 @@ class Certainty:
 
 @torch.inference_mode()
 def certainty(home: Unlabelled, model: Weights, rng: Rng) -> Certainty:
-    """On the unlabelled data of a target that sits at the coordinator: nothing leaves it, and no label is seen."""
-    from fedshift.methods import find_method  # The table of methods imports this module.
+    """The certainty of `model` on the unlabelled data of a target at the coordinator. No label is used."""
+    from fedshift.methods import find_method
 
     net = with_weights(find_method(home.plan.method).network(home.plan), model, home.device).eval()
     count, spread = 0, torch.zeros((), dtype=torch.float64)
@@ -92,12 +92,12 @@ def certainty(home: Unlabelled, model: Weights, rng: Rng) -> Certainty:
 
 
 def headline(confusion: Tensor, task: str) -> float:
-    """The number that is reported: accuracy for classification, mean IoU for segmentation."""
+    """The reported number: accuracy for classification, mean IoU for segmentation."""
     return accuracy(confusion) if task == "classification" else mean_iou(confusion)
 
 
 def _group(models: Mapping[str, Any], sites: tuple[str, ...]) -> dict[tuple[str, ...], list[str]]:
-    """Sites by the models they are scored with, so that sites with the same model are asked at once."""
+    """Names of models -> sites that are scored with them, so that sites with the same models are asked together."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for site in sites:
         names = (site,) if site in models else (SHARED,) if SHARED in models else tuple(sorted(models))

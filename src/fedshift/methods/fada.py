@@ -1,4 +1,4 @@
-"""FADA: features of target and sources are drawn together by adversaries, and sources that help the target count more.
+"""FADA: adversaries align the features of target and sources, and sources that help the target have more weight.
 
 X. Peng, Z. Huang, Y. Zhu, K. Saenko: Federated Adversarial Domain Adaptation. ICLR 2020. Without its disentangler.
 """
@@ -20,17 +20,27 @@ from torch import Tensor, nn
 
 from fedshift.data.augment import build_augment
 from fedshift.data.batches import LabelledBatch
-from fedshift.federation.federation import Federation
-from fedshift.federation.kinds import Count, Features, Metric, Release, Weights
+from fedshift.federation.federation import Federation, Replies
 from fedshift.federation.plan import Plan
-from fedshift.federation.replies import Replies
+from fedshift.federation.releases import Count, Features, Metric, Release, Weights
 from fedshift.federation.site import Labelled, Site, Unlabelled
 from fedshift.federation.step import Step, isolated_randomness, step
 from fedshift.functional.clusters import gap_statistic, kmeans
 from fedshift.functional.losses import cross_entropy
 from fedshift.methods.base import SHARED, About
-from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
-from fedshift.methods.target import all_finite, require_target
+from fedshift.methods.cost import Formula
+from fedshift.methods.local import (
+    all_finite,
+    augmentation,
+    autocast,
+    descend,
+    plain_network,
+    require_target,
+    sgd,
+    train_batches,
+    weights_of,
+    with_weights,
+)
 from fedshift.nn.network import Network, seeded_init
 from fedshift.rng import Rng
 
@@ -44,7 +54,7 @@ class Hyper:
     adversarial: float = 0.1
     """Weight of the adversarial losses of the extractor."""
     attention: bool = True
-    """Whether sources count by what their gradient does to the target's clusters, or all the same."""
+    """Whether sources are weighted by what their gradient does to the target's clusters; false: equal weights."""
     sync_batches: int = 1
     """Batches that a site trains on between two exchanges."""
 
@@ -75,7 +85,7 @@ class Trained(Release):
 
 
 def domain_identifier(features: int) -> nn.Module:
-    """DI: features `(B, d)` to the logit `(B, 1)` of their being the source's."""
+    """DI: features `(B, d)` to logits `(B, 1)`, high for the source's features."""
     return nn.Sequential(nn.Linear(features, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
 
 
@@ -85,8 +95,7 @@ def identification_loss(on_source: Tensor, on_target: Tensor) -> Tensor:
 
 
 def confusion_loss(on_features: Tensor) -> Tensor:
-    """A term of L_adv_G: -E log DI(G(x)), from logits. Both the source's and the target's features are to pass for the
-    source's."""
+    """A term of L_adv_G: -E log DI(G(x)), from logits. It is low when DI takes the features for the source's."""
     return F.softplus(-on_features).mean()
 
 
@@ -95,8 +104,8 @@ def confusion_loss(on_features: Tensor) -> Tensor:
 
 @step
 def train(site: Labelled, model: Weights, identifier: Weights, exchange: int, rng: Rng) -> Trained:
-    """Cross-entropy and the source's term of L_adv_G on the next batches; plain SGD, because momentum is kept at the
-    coordinator. The features that leave are those the batches had on the way."""
+    """Cross-entropy and the source's term of L_adv_G on the next batches. SGD without momentum, because momentum is
+    kept at the coordinator. The features that leave are those of these forward passes."""
     hyper, training = site.hyper(Hyper), site.plan.training
     drawn = rng.child("exchange", exchange)
     net = cast(Network, with_weights(plain_network(site.plan), model, site.device).train())
@@ -105,18 +114,18 @@ def train(site: Labelled, model: Weights, identifier: Weights, exchange: int, rn
 
     def loss_of(batch: LabelledBatch) -> Tensor:
         features = net.features(batch.x)
-        seen.append(features.detach().float().cpu())
+        seen.append(features.detach().float())
         return cross_entropy(net.head(features), batch.y) + hyper.adversarial * confusion_loss(judge(features))
 
     optimizer = sgd(site, net)
     for group in optimizer.param_groups:
         group["momentum"] = 0.0
-    # A pass for each batch is more than enough: they are drawn as they are needed.
+    # One pass per batch is enough, because every pass has at least one batch. Batches are drawn when needed.
     batches = site.train.batches(training.batch_size, drawn, hyper.sync_batches, augmentation(site.plan))
     with isolated_randomness(drawn):
         loss = train_batches(islice(batches, hyper.sync_batches), loss_of, optimizer, training.precision)
-    features = torch.cat(seen)
-    # A site with fewer samples than a batch repeats itself: the coordinator knows what shape to expect.
+    features = torch.cat(seen).cpu()
+    # A site with fewer samples than a batch repeats its features: the coordinator expects a fixed shape.
     repeated = features[torch.arange(training.batch_size * hyper.sync_batches) % len(features)]
     return Trained(model=weights_of(net), features={FEATURES: repeated}, samples=len(site.train), loss=loss)
 
@@ -131,14 +140,14 @@ def _with_identifier(net: Network, weights: Weights, device: torch.device) -> nn
 
 
 class TargetSide:
-    """What the coordinator keeps between the exchanges of a round: {G_t, C_t}, the identifiers, and their SGD."""
+    """What the coordinator keeps between the exchanges of a round: {G_t, C_t}, the identifiers, their optimizers."""
 
     def __init__(self, home: Site, state: State) -> None:
         self.net = cast(Network, with_weights(plain_network(home.plan), state.model, home.device).train())
         self.scratch = copy.deepcopy(self.net)
         self.sgd = sgd(home, self.net)
         for group in self.sgd.param_groups:
-            group["weight_decay"] = 0.0  # It is in the sites' steps already.
+            group["weight_decay"] = 0.0  # The sites' steps include it.
         self.judges = {
             site: _with_identifier(self.net, weights, home.device)
             for site, weights in sorted(state.identifiers.items())
@@ -147,18 +156,25 @@ class TargetSide:
 
 
 def attention(
-    net: Network, models: Mapping[str, Weights], x: Tensor, clusters: int, is_dynamic: bool
+    net: Network,
+    models: Mapping[str, Weights],
+    x: Tensor,
+    clusters: int,
+    is_dynamic: bool,
+    precision: str = "float32",
 ) -> dict[str, float]:
-    """alpha by source: the softmax of the gains, that is how much less the target's clusters spread after a source's
-    gradient than before. Models that give NaN or infinity are left out; `net` is only borrowed."""
+    """alpha by source: the softmax of the gains. A gain is how much tighter the target's clusters are after a source's
+    gradient than before. Models that give NaN or infinity are left out. `net` is overwritten."""
     spread: dict[str, float] = {}
     with torch.no_grad():
         for site, weights in models.items():
             net.load_state_dict(dict(weights))
-            features = net.features(x).float()
+            # A context for each model: inside one, torch remembers the first model's weights in bfloat16.
+            with autocast(x.device, precision):
+                features = net.features(x).float()
             if bool(torch.isfinite(features).all()):
                 spread[site] = gap_statistic(features, kmeans(features, clusters))
-    # All start from the same model: the spread before is common to all gains, and a softmax does not see it.
+    # All start from the same model: the spread before is common to all gains and cancels out of the softmax.
     gains = -torch.tensor(list(spread.values()), dtype=torch.float64)
     alpha = torch.softmax(gains if is_dynamic else torch.zeros_like(gains), dim=0)
     return dict(zip(spread, alpha.tolist(), strict=True))
@@ -166,7 +182,7 @@ def attention(
 
 @dataclass(frozen=True)
 class Met:
-    """Of one exchange: the sources' weights, the losses of their identifiers and the target's own."""
+    """The result of one exchange: the sources' weights, their identifiers' losses and the target's adversarial loss."""
 
     alpha: Mapping[str, float]
     identification: Mapping[str, float]
@@ -174,23 +190,26 @@ class Met:
 
 
 def meet(home: Unlabelled, side: TargetSide, sent: Weights, replies: Replies[Trained], exchange: int, rng: Rng) -> Met:
-    """What the sites made of the model `sent`, and a batch of the target, become one step of {G_t, C_t}."""
+    """One step of {G_t, C_t}, from what the sites made of the model `sent` and from a batch of the target."""
     hyper, training = home.hyper(Hyper), home.plan.training
     drawn = rng.child("exchange", exchange)
     augment = build_augment(training.augment) if training.augment else None
     x = next(home.train.batches(training.batch_size, drawn, augment=augment)).x
     models = {site: reply.model for site, reply in replies}
-    with isolated_randomness(drawn), torch.autocast("cpu", torch.bfloat16, enabled=training.precision == "bfloat16"):
-        alpha = attention(side.scratch, models, x, len(home.plan.model.classes), hyper.attention)
+    with isolated_randomness(drawn):
+        classes = len(home.plan.model.classes)
+        alpha = attention(side.scratch, models, x, classes, hyper.attention, training.precision)
         if not alpha:
             return Met({}, {}, 0.0)
-        features = side.net.features(x).float()
+        with autocast(home.device, training.precision):
+            features = side.net.features(x).float()
+        # Identifiers are small: they always work in float32.
         identification = {site: identify(side, site, replies[site], features.detach()) for site in alpha}
         confusion = torch.stack([alpha[site] * confusion_loss(side.judges[site](features)) for site in alpha]).sum()
     side.sgd.zero_grad(set_to_none=True)
     (hyper.adversarial * confusion).backward()
     for name, parameter in side.net.named_parameters():
-        # The sites' steps as a gradient: momentum goes on from exchange to exchange, as if all were in one place.
+        # The sites' steps as a gradient: momentum continues from exchange to exchange, as if all data were pooled.
         step = torch.stack([alpha[site] * (sent[name] - models[site][name]) for site in alpha]).sum(0)
         own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         parameter.grad = own + (step / training.lr_of(name, home.round)).to(own)
@@ -199,12 +218,10 @@ def meet(home: Unlabelled, side: TargetSide, sent: Weights, replies: Replies[Tra
 
 
 def identify(side: TargetSide, site: str, reply: Trained, target: Tensor) -> float:
-    """One step of DI_i on L_adv_DI; returns the loss."""
-    judge, optimizer = side.judges[site], side.judge_sgd[site]
-    optimizer.zero_grad(set_to_none=True)
+    """One step of DI_i on L_adv_DI; returns the loss before the step."""
+    judge = side.judges[site]
     loss = identification_loss(judge(reply.features[FEATURES].to(target.device)), judge(target))
-    loss.backward()
-    optimizer.step()
+    descend(loss, side.judge_sgd[site])
     return float(loss.detach())
 
 
@@ -212,7 +229,7 @@ def identify(side: TargetSide, site: str, reply: Trained, target: Tensor) -> flo
 
 
 class Fada:
-    """A round is as many exchanges as an epoch has batches. In each, every source sends a model and features."""
+    """A round has as many exchanges as an epoch has batches. In each, every source sends a model and features."""
 
     hyper_type: ClassVar[type[Hyper]] = Hyper
     state_type: ClassVar[type[State]] = State
@@ -268,8 +285,8 @@ class Fada:
 
 
 def exchanges_of(samples: Sequence[int], plan: Plan, hyper: Hyper) -> int:
-    """How often a round exchanges: as often as a source's local epochs have batches. Of sources that differ in size the
-    middle one counts, so that no site alone can make a round endless."""
+    """Exchanges per round: as many as a source's local epochs have batches. The median of the sources' sizes decides,
+    so that no single site can make a round endless."""
     batches = plan.training.local_epochs * statistics.median_low(samples) / plan.training.batch_size
     return max(1, math.ceil(batches / hyper.sync_batches))
 
@@ -280,4 +297,18 @@ FADA = About(
     "Peng et al., ICLR 2020",
     "sites that let features of single samples go to the coordinator, batch by batch",
     tasks=("classification",),
+    counters={
+        "fada.step-diverged": "An adversarial step gave NaN or infinite weights and was undone.",
+        "fada.unusable-model": "A site's model gave NaN or infinite features and was left out of the exchange.",
+    },
+    time_factor=2.7,
+    cost=Formula(
+        # The gradient passes through D, the frozen domain identifier.
+        flops={"G": 3, "F": 3, "D": 2, "dG": -1},
+        upload=None,
+        broadcast=None,
+        discriminator=domain_identifier,
+        note="D is the domain identifier. Sites are asked once per batch, and here they have one: a round of n batches"
+        " sends n times as much.",
+    ),
 )

@@ -1,11 +1,11 @@
-"""FedADG: every site matches its features, class by class, to one reference distribution that all sites learn together.
+"""FedADG: every site matches its features, class by class, to a reference distribution that all sites learn together.
 
 L. Zhang, X. Lei, Y. Shi, H. Huang, C. Chen: Federated Learning with Domain Generalization. arXiv:2111.10487, 2021.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,14 +15,23 @@ from torch import Tensor, nn
 
 from fedshift.data.batches import LabelledBatch
 from fedshift.federation.federation import Federation
-from fedshift.federation.kinds import Count, Metric, Release, Weights
 from fedshift.federation.plan import Plan
+from fedshift.federation.releases import Count, Metric, Release, Weights
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import Step, step
-from fedshift.functional.averaging import weighted_mean
 from fedshift.functional.losses import cross_entropy
 from fedshift.methods.base import SHARED, About
-from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
+from fedshift.methods.local import (
+    augmentation,
+    autocast,
+    descend,
+    naming_batch,
+    plain_network,
+    sgd,
+    train_batches,
+    weights_of,
+    with_weights,
+)
 from fedshift.nn.network import Network, seeded_init
 from fedshift.rng import Rng
 
@@ -31,7 +40,7 @@ DISCRIMINATOR = "discriminator"
 
 @dataclass(frozen=True)
 class Hyper:
-    """Sizes are shares of the feature length, so that the paper's AlexNet (4096) gets the authors' sizes."""
+    """Sizes are fractions of the feature length: for the paper's AlexNet (4096) they are the authors' sizes."""
 
     adversarial: float = 0.15
     """Weight of the adversarial loss of the extractor; classification has the rest."""
@@ -58,7 +67,7 @@ class Hyper:
 
 
 class Generator(nn.Module):
-    """G: noise `(B, n)` and labels `(B,)` to reference features `(B, d)`, at least 0 like those of nets with ReLU."""
+    """G: noise `(B, n)` and labels `(B,)` to reference features `(B, d)`, which are 0 or more, as after a ReLU."""
 
     def __init__(self, features: int, classes: int, hyper: Hyper) -> None:
         super().__init__()
@@ -95,17 +104,17 @@ class Discriminator(nn.Module):
 
 
 def discriminator_loss(on_reference: Tensor, on_features: Tensor) -> Tensor:
-    """L_adv_d: D is to say 1 of the reference and 0 of the features, in least squares; verdicts `(B,)`."""
+    """L_adv_d, least squares: D should give 1 for the reference and 0 for the features; both outputs are `(B,)`."""
     return ((1 - on_reference).square() + on_features.square()).mean()
 
 
 def extractor_loss(on_features: Tensor) -> Tensor:
-    """L_adv_f: the features are to pass for the reference."""
+    """L_adv_f: low when D takes the features for the reference."""
     return (1 - on_features).square().mean()
 
 
 def generator_loss(on_reference: Tensor) -> Tensor:
-    """L_adv_g: the reference is to pass for features, so that it moves to where all sites are."""
+    """L_adv_g: low when D takes the reference for features, so that the reference moves towards all sites."""
     return on_reference.square().mean()
 
 
@@ -125,35 +134,48 @@ class Trained(Release):
     summed = frozenset({"model", "generator"})
 
 
-def play(
-    net: Network,
-    generator: Generator,
-    discriminator: Discriminator,
-    discriminator_sgd: torch.optim.Optimizer,
-    batch: LabelledBatch,
-    noise: Tensor,
-    hyper: Hyper,
-) -> tuple[Tensor, Tensor]:
-    """One batch of the game: a step of D, then the loss of F, C and G, (1 - w) L_err + w L_adv_f + L_adv_g, and D's.
+@dataclass(frozen=True)
+class Players:
+    """The networks of the game. `optimizer` trains F, C and G; D has its own."""
 
-    F and C get no gradient of L_adv_g, G none of the rest, and D none at all but of its own loss.
+    net: Network
+    generator: Generator
+    discriminator: Discriminator
+    optimizer: torch.optim.Optimizer
+    discriminator_sgd: torch.optim.Optimizer
+
+
+def players_loss(players: Players, features: Tensor, reference: Tensor, labels: Tensor, hyper: Hyper) -> Tensor:
+    """The loss of F, C and G, (1 - w) L_err + w L_adv_f + L_adv_g, from `features` and `reference`, both `(B, d)`.
+
+    F and C get no gradient of L_adv_g, and G none of the rest.
     """
-    features, reference = net.features(batch.x), generator(noise, batch.y)
-    d_loss = discriminator_loss(discriminator(reference.detach(), batch.y), discriminator(features.detach(), batch.y))
-    discriminator_sgd.zero_grad(set_to_none=True)
-    d_loss.backward()
-    discriminator_sgd.step()
-    discriminator.requires_grad_(False)
-    error = cross_entropy(net.scores(features, ()), batch.y, smoothing=hyper.smoothing)
-    f_loss = (1 - hyper.adversarial) * error + hyper.adversarial * extractor_loss(discriminator(features, batch.y))
-    g_loss = generator_loss(discriminator(reference, batch.y))
-    discriminator.requires_grad_(True)
-    return f_loss + g_loss, d_loss.detach()
+    judge = players.discriminator
+    error = cross_entropy(players.net.scores(features, ()), labels, smoothing=hyper.smoothing)
+    f_loss = (1 - hyper.adversarial) * error + hyper.adversarial * extractor_loss(judge(features, labels))
+    return f_loss + generator_loss(judge(reference, labels))
+
+
+def play(
+    players: Players, batch: LabelledBatch, noise: Tensor, hyper: Hyper, precision: str = "float32"
+) -> tuple[Tensor, Tensor]:
+    """One batch of the game: a step of D on its loss, then one of F, C and G. Returns both losses, D's last."""
+    judge, device, y = players.discriminator, batch.x.device, batch.y
+    with autocast(device, precision):
+        features, reference = players.net.features(batch.x), players.generator(noise, y)
+        d_loss = discriminator_loss(judge(reference.detach(), y), judge(features.detach(), y))
+    descend(d_loss, players.discriminator_sgd)
+    judge.requires_grad_(False)
+    with autocast(device, precision):
+        loss = players_loss(players, features, reference, y, hyper)
+    descend(loss, players.optimizer)
+    judge.requires_grad_(True)
+    return loss.detach(), d_loss.detach()
 
 
 @step
 def train(site: Labelled, model: Weights, generator: Weights, rng: Rng) -> Trained:
-    """A site's round: first classification alone, then the adversarial game. The discriminator stays at the site."""
+    """A site's round: classification alone, then the adversarial game. The discriminator stays at the site."""
     hyper, training = site.hyper(Hyper), site.plan.training
     net = plain_network(site.plan)
     with_weights(net, model, site.device).train()
@@ -167,26 +189,28 @@ def train(site: Labelled, model: Weights, generator: Weights, rng: Rng) -> Train
     judge_sgd.param_groups[0]["lr"] = adversary_lr
     draws = rng.child("noise").torch()
 
+    def batches(name: str, share: float) -> Iterator[LabelledBatch]:
+        epochs = share * training.local_epochs
+        return site.train.batches(training.batch_size, rng.child(name), epochs, augmentation(site.plan))
+
     def alone(batch: LabelledBatch) -> Tensor:
         return cross_entropy(net(batch.x), batch.y, smoothing=hyper.smoothing)  # L_err
 
-    def game(batch: LabelledBatch) -> Tensor:
-        noise = torch.rand(len(batch.x), maker.noise, generator=draws).to(site.device)
-        loss, d_loss = play(net, maker, judge, judge_sgd, batch, noise, hyper)
-        judge_losses.append(d_loss.cpu())
-        return loss
-
-    judge_losses: list[Tensor] = []
-    for name, share, loss_of in (("alone", hyper.warmup, alone), ("game", 1 - hyper.warmup, game)):
-        epochs = share * training.local_epochs
-        batches = site.train.batches(training.batch_size, rng.child(name), epochs, augmentation(site.plan))
-        loss = train_batches(batches, loss_of, optimizer, training.precision)
+    train_batches(batches("alone", hyper.warmup), alone, optimizer, training.precision)
+    players = Players(net, maker, judge, optimizer, judge_sgd)
+    total, judge_losses = torch.zeros((), device=site.device), []
+    for number, batch in enumerate(batches("game", 1 - hyper.warmup)):
+        with naming_batch(number):
+            noise = torch.rand(len(batch.x), maker.noise, generator=draws).to(site.device)
+            loss, judge_loss = play(players, batch, noise, hyper, training.precision)
+        total += loss
+        judge_losses.append(judge_loss)
     site.store.save(DISCRIMINATOR, weights_of(judge), site.round)
     return Trained(
         model=weights_of(net),
         generator=weights_of(maker),
         samples=len(site.train),
-        loss=loss,
+        loss=float(total) / max(len(judge_losses), 1),
         discriminator_loss=float(torch.stack(judge_losses).mean()) if judge_losses else 0.0,
     )
 
@@ -211,10 +235,10 @@ class FedADG:
         for site, trained in replies:
             fed.note("train_loss", trained.loss, site)
             fed.note("discriminator_loss", trained.discriminator_loss, site)
-        # Every site counts the same, however much data it has.
+        # Every site has the same weight, whatever its number of samples.
         return State(
-            weighted_mean((trained.model, 1.0) for _, trained in replies),
-            weighted_mean((trained.generator, 1.0) for _, trained in replies),
+            fed.average((trained.model, 1.0) for _, trained in replies),
+            fed.average((trained.generator, 1.0) for _, trained in replies),
         )
 
     def models(self, state: State) -> Mapping[str, Weights]:
@@ -246,4 +270,5 @@ FEDADG = About(
     tasks=("classification",),
     # PACS. Local epochs, batch size and learning rate are for a pretrained AlexNet: docs/methods/fedadg.md.
     defaults={"rounds": 30, "momentum": 0.9, "weight_decay": 1e-5},
+    time_factor=1.3,
 )

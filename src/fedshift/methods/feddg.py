@@ -1,4 +1,4 @@
-"""FedDG with ELCFS: sites lend each other the look of their images and train as if it could change at any time.
+"""FedDG with ELCFS: sites lend each other the look of their images and train for changes of look.
 
 Q. Liu, C. Chen, J. Qin, Q. Dou, P.-A. Heng: FedDG: Federated Domain Generalization on Medical Image Segmentation via
 Episodic Learning in Continuous Frequency Space. CVPR 2021.
@@ -17,14 +17,14 @@ from torch.func import functional_call
 from fedshift.data.batches import LabelledBatch
 from fedshift.errors import InputError, SiteError
 from fedshift.federation.federation import Federation
-from fedshift.federation.kinds import Count, Metric, Release, Spectra, Weights
 from fedshift.federation.plan import Plan
+from fedshift.federation.releases import Count, Metric, Release, Spectra, Weights
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import Step, step
-from fedshift.functional.averaging import weighted_mean
 from fedshift.functional.losses import cross_entropy
 from fedshift.functional.spectrum import interpolate_low_amplitudes, low_amplitudes, window_radius
 from fedshift.methods.base import SHARED, About
+from fedshift.methods.cost import MODEL, Formula
 from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
 from fedshift.nn.network import Network
 from fedshift.rng import Rng
@@ -35,14 +35,14 @@ AMPLITUDES = "amplitudes"
 @dataclass(frozen=True)
 class Hyper:
     bank: int = 64
-    """How many images of each site lend their low-frequency amplitudes to the other sites."""
+    """How many images of each site lend their low-frequency amplitudes to other sites."""
     alpha: float = 0.01
-    """The low-frequency window reaches this share of the shorter image side to either side of frequency 0; 0: the mean
-    alone, otherwise at least one frequency further."""
+    """Reach of the low-frequency window to either side of frequency 0, as a share of the shorter image side, and at
+    least 1 frequency; 0: the mean alone."""
     meta_step: float = 1e-3
-    """Length of the inner gradient step on a site's own images."""
+    """Learning rate of the inner gradient step on a site's own images."""
     first_order: bool = True
-    """Whether the inner step's gradient is taken as constant, as in the authors' code; false: second derivatives."""
+    """Whether the inner step's gradient is a constant, as in the authors' code; false: second derivatives."""
 
     def __post_init__(self) -> None:
         if self.bank < 2:
@@ -55,7 +55,7 @@ class Hyper:
 
 @dataclass(frozen=True)
 class State:
-    """`spectra`: what each site lent. `delivered`: the sites that have the others', with the round of their answer."""
+    """`spectra`: what each site lent. `delivered`: sites that have the others' spectra -> the round of their answer."""
 
     model: Weights
     spectra: Mapping[str, Tensor]
@@ -80,19 +80,19 @@ class Trained(Release):
 def lend_spectra(site: Labelled, rng: Rng) -> Lent:
     """The site's part of the distribution bank.
 
-    DIFFERS: the paper's bank holds the whole amplitude spectrum of every image. Only the window that interpolation
-    uses leaves a site, and only of `bank` images: the less of single images leaves, the better.
+    DIFFERS: the paper's bank holds the whole amplitude spectrum of every image. Here only the window that
+    interpolation uses leaves a site, and only of `bank` images, so that less of single images leaves.
     """
     hyper = site.hyper(Hyper)
     images = next(site.train.batches(hyper.bank, rng)).x
-    low = low_amplitudes(images, _radius(site.plan, hyper))
-    # A small site repeats itself, so that all lend equally many and choosing one is choosing a site first.
+    low = low_amplitudes(images, _radius(site.plan, hyper)).cpu()
+    # A small site repeats its spectra, so that all sites lend equally many and none is drawn less often.
     return Lent(spectra={AMPLITUDES: low[torch.arange(hyper.bank) % len(low)]})
 
 
 @step
 def train(site: Labelled, model: Weights, others: Tensor | None, rng: Rng) -> Trained:
-    """Local episodic learning. `others` are the other sites' spectra `(n, 3, w, w)`, None where it has them."""
+    """Local episodic learning. `others` are the other sites' spectra `(n, 3, w, w)`; None: the site has them."""
     hyper, training = site.hyper(Hyper), site.plan.training
     bank = _kept_spectra(site, others).to(site.device)
     net = with_weights(plain_network(site.plan), model, site.device).train()
@@ -108,8 +108,8 @@ def train(site: Labelled, model: Weights, others: Tensor | None, rng: Rng) -> Tr
 
 
 def other_looks(images: Tensor, bank: Tensor, generator: torch.Generator) -> Tensor:
-    """Continuous frequency space interpolation: each image `(B, 3, H, W)` moved a random way towards a random entry of
-    the bank `(n, 3, w, w)`. With an empty bank the images stay as they are."""
+    """Continuous frequency space interpolation: the low amplitudes of each image `(B, 3, H, W)` move a random part of
+    the way to a random entry of the bank `(n, 3, w, w)`. With an empty bank the images stay as they are."""
     if len(bank) == 0:
         return images
     chosen = torch.randint(len(bank), (len(images),), generator=generator)
@@ -121,7 +121,7 @@ def other_looks(images: Tensor, bank: Tensor, generator: torch.Generator) -> Ten
 def episode_loss(
     net: nn.Module, own: Tensor, moved: Tensor, labels: Tensor, meta_step: float, *, first_order: bool
 ) -> Tensor:
-    """Loss on a site's own images (meta-train) plus the loss on moved ones after a step on the own (meta-test).
+    """Loss on a site's own images (meta-train) plus the loss on moved images after a step on the own ones (meta-test).
 
     DIFFERS: without the boundary term, and cross-entropy in place of the Dice loss, for images and pixels alike.
     """
@@ -138,7 +138,7 @@ def episode_loss(
 
 
 class FedDG:
-    """Spectra are exchanged once, in round 1; after that it is FedAvg over episodic learning."""
+    """Spectra are exchanged once, in round 1. From then on it is FedAvg with episodic learning."""
 
     hyper_type: ClassVar[type[Hyper]] = Hyper
     state_type: ClassVar[type[State]] = State
@@ -154,13 +154,13 @@ class FedDG:
 
     def round(self, state: State, fed: Federation) -> State:
         spectra = state.spectra if state.delivered else self._collect(fed)
-        # Whoever did not answer last time may have missed the spectra: it is sent them again.
+        # A site that did not answer in the last round may have missed the spectra: it gets them again.
         missed = [site for site in fed.labelled if site not in state.delivered]
         each = {site: {"others": _of_others(spectra, site, self._template(fed.plan))} for site in missed}
         replies = fed.ask(fed.labelled, train, each=each, model=state.model, others=None)
         for site, trained in replies:
             fed.note("train_loss", trained.loss, site)
-        model = weighted_mean((trained.model, trained.samples) for _, trained in replies)
+        model = fed.average((trained.model, trained.samples) for _, trained in replies)
         return State(model, spectra, {site: fed.round for site, _ in replies})
 
     def _collect(self, fed: Federation) -> Mapping[str, Tensor]:
@@ -180,18 +180,18 @@ class FedDG:
 
 
 def _radius(plan: Plan, hyper: Hyper) -> int:
-    """DIFFERS: at least 1, because 0.01 of an image below 100 pixels would be its mean colour and nothing else."""
+    """DIFFERS: at least 1, because 0.01 of an image below 100 pixels would be its mean colour alone."""
     _, height, width = plan.model.input_shape
     return max(1, window_radius(height, width, hyper.alpha)) if hyper.alpha > 0 else 0
 
 
 def _of_others(spectra: Mapping[str, Tensor], site: str, template: Tensor) -> Tensor:
-    """What the other sites lent, without saying who lent what; nothing, `(0, 3, w, w)`, if nobody did."""
+    """What the other sites lent, `(n, 3, w, w)`, without their names; `(0, 3, w, w)` if none did."""
     return torch.cat([template[:0], *(spectra[name] for name in sorted(spectra) if name != site)])
 
 
 def _kept_spectra(site: Labelled, others: Tensor | None) -> Tensor:
-    """The other sites' spectra: what was sent now, kept for later rounds, or what was kept before."""
+    """The other sites' spectra: those sent now, which are stored for later rounds, or else the stored ones."""
     if others is not None:
         site.store.save("spectra", {AMPLITUDES: others}, site.round)
         return others
@@ -211,4 +211,11 @@ FEDDG = About(
     "images; sites lend each other low-frequency amplitudes of some of them",
     # Learning rate (of Adam) and batches of 5 are for medical images of 384 pixels: docs/methods/feddg.md.
     defaults={"rounds": 100, "local_epochs": 1.0},
+    time_factor=3.0,
+    cost=Formula(
+        flops={"G": 8, "F": 8, "dG": -3},
+        upload=MODEL,
+        broadcast=MODEL,
+        note="Two forward passes and three backward passes, of which one is for the inner step.",
+    ),
 )

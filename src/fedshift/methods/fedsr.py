@@ -1,4 +1,4 @@
-"""FedSR: a simple representation, random and short, that says no more about an image than its class needs.
+"""FedSR: a simple representation that holds no more about an image than its class needs.
 
 A. T. Nguyen, P. Torr, S.-N. Lim: FedSR: A Simple and Effective Domain Generalization Method for Federated Learning.
 NeurIPS 2022. FedL2R and FedCMI are its two halves, each alone.
@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from fedshift.data.batches import LabelledBatch
 from fedshift.federation import codec
 from fedshift.federation.federation import Federation
-from fedshift.federation.kinds import Count, Metric, Release, Weights
 from fedshift.federation.plan import Plan
+from fedshift.federation.releases import Count, Metric, Release, Weights
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import Step, step
-from fedshift.functional.averaging import weighted_mean
 from fedshift.functional.losses import cross_entropy
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
@@ -38,7 +37,7 @@ class Hyper:
     cmi: float = 0.001
     """Weight of the conditional mutual information regulariser."""
     stochastic: bool = True
-    """Whether the representation is drawn from a Gaussian in training; without, it is its mean alone."""
+    """Whether training draws the representation from a Gaussian; false: it is the mean."""
     z: int = 0
     """Length of the representation; 0: that of the backbone's features, as in the paper."""
 
@@ -54,7 +53,7 @@ class Hyper:
 class Representation(nn.Module):
     """Backbone, a linear layer to the parameters of p(z|x) = N(mu(x), sigma(x)^2), and a head on z.
 
-    It also holds the reference distributions r(z|y), one Gaussian a class, which training alone uses.
+    It also holds the reference distributions r(z|y), one Gaussian per class, which only training uses.
     """
 
     def __init__(self, network: Network, head: nn.Module, z: int, classes: int, *, stochastic: bool) -> None:
@@ -68,7 +67,7 @@ class Representation(nn.Module):
             self.reference_scale = nn.Parameter(torch.ones(classes, z))
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Mean and standard deviation of z, each `(B, z)`; no deviation where it is not random."""
+        """Mean and standard deviation of z, each `(B, z)`; None for the deviation if z is not random."""
         # In bfloat16 the divergence below would be a sum of many rounded squares.
         encoded = self.encoder(self.network.features(x)).float()
         if not self.stochastic:
@@ -85,7 +84,7 @@ class Representation(nn.Module):
         return self.network.scores(z, ())
 
     def forward(self, x: Tensor) -> Tensor:
-        # DIFFERS: the authors' code averages the predictions of 20 draws; the mean of z gives the same every time.
+        # DIFFERS: the authors' code averages the predictions of 20 draws; with the mean of z they are reproducible.
         return self.classify(self.encode(x)[0])
 
 
@@ -142,7 +141,7 @@ def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
 
 
 class FedSR:
-    """FedAvg over the regularised objective; encoder and reference distributions are averaged with the rest."""
+    """FedAvg with the regularised objective. Encoder and reference distributions are averaged too."""
 
     hyper_type: ClassVar[type[Hyper]] = Hyper
     state_type: ClassVar[type[State]] = State
@@ -160,8 +159,8 @@ class FedSR:
         replies = fed.ask(fed.labelled, train, model=state.model)
         for site, trained in replies:
             fed.note("train_loss", trained.loss, site)
-        # DIFFERS: r(z|y) is one for all sites. In the authors' code every site keeps its own, which aligns nobody.
-        return State(weighted_mean((trained.model, trained.samples) for _, trained in replies))
+        # DIFFERS: all sites share r(z|y). In the authors' code every site keeps its own, which aligns no two sites.
+        return State(fed.average((trained.model, trained.samples) for _, trained in replies))
 
     def models(self, state: State) -> Mapping[str, Weights]:
         return {SHARED: state.model}
@@ -172,7 +171,7 @@ class FedSR:
 
 
 def build(plan: Plan, hyper: Hyper, base: Network, seed: int) -> Representation:
-    """`base` with an encoder between its backbone and its head; what is new draws its first weights from `seed`."""
+    """`base` with an encoder between its backbone and its head. New layers draw their first weights from `seed`."""
     features, classes = base.backbone.out_features, len(plan.model.classes)
     z = hyper.z or features
     with seeded_init(seed):
@@ -184,6 +183,6 @@ def build(plan: Plan, hyper: Hyper, base: Network, seed: int) -> Representation:
 _DEFAULTS: dict[str, Any] = {"batch_size": 64, "momentum": 0.9, "weight_decay": 5e-4}
 _PAPER = "Nguyen et al., NeurIPS 2022"
 
-FEDSR = About("fedsr", ("generalize",), _PAPER, tasks=("classification",), defaults=_DEFAULTS)
+FEDSR = About("fedsr", ("generalize",), _PAPER, tasks=("classification",), defaults=_DEFAULTS, time_factor=1.2)
 FEDL2R = dataclasses.replace(FEDSR, name="fedl2r", hyper={"cmi": 0.0, "stochastic": False})
 FEDCMI = dataclasses.replace(FEDSR, name="fedcmi", hyper={"l2r": 0.0})

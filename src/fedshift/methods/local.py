@@ -1,28 +1,34 @@
-"""What most methods do at a site: load weights, train with SGD, give weights back."""
+"""What most methods do where data is, at a site or at the target: load weights, train with SGD, give weights back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fedshift.data.augment import PairAugment, build_augment, build_pair_augment
 from fedshift.errors import InputError
-from fedshift.federation.kinds import Weights
+from fedshift.federation.federation import Federation
 from fedshift.federation.plan import Plan
-from fedshift.federation.site import Site
+from fedshift.federation.releases import Weights
+from fedshift.federation.site import Labelled, Site, Unlabelled
+from fedshift.methods.base import SHARED
 from fedshift.nn.archs import build_network
 from fedshift.nn.network import Backbone, Network
-from fedshift.nn.statistics import freeze_norms
+from fedshift.nn.normalisation import freeze_norms
 
 B = TypeVar("B")
 
+_BATCH = 256
+"""Samples in a batch of a forward pass without gradients."""
+
 
 def plain_network(plan: Plan) -> Network:
-    """The plan's architecture as it is. Its initial weights do not matter: sites load what they are sent."""
+    """The plan's architecture, unchanged. Its initial weights do not matter: sites load the weights they are sent."""
     net = build_network(plan.model.arch, plan.model.input_shape, len(plan.model.classes), generator_seed=0)
     if plan.model.freeze_norm:
         freeze_norms(net)
@@ -37,12 +43,48 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
 def with_weights(module: nn.Module, weights: Weights, device: torch.device) -> nn.Module:
     """`module` on `device`, holding `weights`."""
     module.load_state_dict(dict(weights))
-    # Up to 1.7 times as fast as the default layout on a CPU, and the layout that batches come in.
+    # Up to 1.7 times as fast on a CPU as the default layout, and batches have this layout too.
     return module.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
+@dataclass(frozen=True)
+class NoKeys:
+    """Hyper-parameters of a method that has none beyond the common keys."""
+
+
+@dataclass(frozen=True)
+class SharedModel:
+    """The state of a method that has one model and nothing else."""
+
+    model: Weights
+
+
+class SharedModelMethod:
+    """What a method gets that leaves a part out (`fedshift.methods.complete`): one shared model, no keys."""
+
+    hyper_type: ClassVar[type[Any]] = NoKeys
+    state_type: ClassVar[type[Any]] = SharedModel
+
+    def __init__(self, hyper: Any = None) -> None:
+        self.hyper = self.hyper_type() if hyper is None else hyper
+
+    def init(self, base: Network, fed: Federation) -> SharedModel:
+        return SharedModel(weights_of(base))
+
+    def models(self, state: SharedModel) -> Mapping[str, Weights]:
+        return {SHARED: state.model}
+
+    @staticmethod
+    def network(plan: Plan) -> nn.Module:
+        return plain_network(plan)
+
+
+def all_finite(weights: Mapping[str, Tensor]) -> bool:
+    return all(bool(torch.isfinite(value).all()) for value in weights.values())
+
+
 def augmentation(plan: Plan) -> PairAugment | None:
-    """The configured augmentation of labelled batches: masks move with their images, classes stay as they are."""
+    """The configured augmentation of labelled batches. Masks are transformed with their images; classes stay."""
     names = plan.training.augment
     if not names:
         return None
@@ -55,7 +97,7 @@ def augmentation(plan: Plan) -> PairAugment | None:
 
 
 def sgd(site: Site, *modules: nn.Module) -> torch.optim.Optimizer:
-    """Fresh SGD at the round's learning rate, and at its share of it for backbones."""
+    """New SGD at the round's learning rate; for backbones at `backbone_lr_factor` times that rate."""
     training = site.plan.training
     parts = [part for module in modules for part in module.modules() if isinstance(part, Backbone)]
     in_backbones = {parameter for part in parts for parameter in part.parameters()}
@@ -73,30 +115,67 @@ def sgd(site: Site, *modules: nn.Module) -> torch.optim.Optimizer:
     )
 
 
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """A context for forward passes on `device` in `precision`, which is `float32` or `bfloat16`."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
+
+
 def train_batches(
     batches: Iterable[B],
-    loss_of: Callable[[B], Tensor],
+    loss_of: Callable[[B], Tensor] | Sequence[Callable[[B], Tensor]],
     optimizer: torch.optim.Optimizer,
     precision: str = "float32",
 ) -> float:
-    """One optimizer step a batch; returns the mean loss. A failure names the batch it happened in."""
-    total, count = torch.zeros(()), 0
+    """One optimizer step per batch; returns the mean loss. A failure names the batch it happened in.
+
+    A loss may be a sum of several functions: each one's gradient is taken before the next is computed, so that only one
+    of them needs memory at a time.
+    """
+    terms = [loss_of] if callable(loss_of) else loss_of
+    device = optimizer.param_groups[0]["params"][0].device
+    total, count = torch.zeros((), device=device), 0
     for number, batch in enumerate(batches):
-        with _naming_batch(number):
+        loss = torch.zeros((), device=device)
+        with naming_batch(number):
             optimizer.zero_grad(set_to_none=True)
-            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
-                loss = loss_of(batch)
-            loss.backward()
+            for term in terms:
+                with autocast(device, precision):
+                    value = term(batch)
+                value.backward()
+                loss += value.detach()
             optimizer.step()
-        total += loss.detach().cpu()
+        total += loss
         count += 1
     return float(total) / max(count, 1)
 
 
+def descend(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """One optimizer step on the gradient of `loss` alone."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()
+
+
 @contextmanager
-def _naming_batch(number: int) -> Iterator[None]:
+def naming_batch(number: int) -> Iterator[None]:
+    """Adds the number of the batch to an error."""
     try:
         yield
     except Exception as error:
         error.add_note(f"in batch {number} of this step's training")
         raise
+
+
+def require_target(fed: Federation) -> None:
+    """Refuses a target at the coordinator that has too little to adapt to: batch normalisation needs two samples."""
+    count = len(fed.home.train)
+    if count < 2:
+        name, method = fed.home.name, fed.plan.method
+        raise InputError("method-needs", f"target {name!r} has {count} training samples; {method} needs two: add some")
+
+
+@torch.no_grad()
+def over_target(home: Labelled | Unlabelled, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """`function` of all inputs of the target at the coordinator, in order and batch by batch, as one float32 tensor
+    `(N, ...)` on the CPU."""
+    return torch.cat([function(batch.x).float().cpu() for batch in home.train.in_order(_BATCH)])

@@ -1,4 +1,4 @@
-"""SHOT with several sources: every site trains a model alone, the target fits each one's features to its classifier.
+"""SHOT with several sources: every site trains a model alone; the target fits each model's features to its classifier.
 
 J. Liang, D. Hu, J. Feng: Do We Really Need to Access the Source Data? Source Hypothesis Transfer for Unsupervised
 Domain Adaptation. ICML 2020.
@@ -7,7 +7,7 @@ Domain Adaptation. ICML 2020.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 import torch
@@ -16,29 +16,38 @@ from torch import Tensor, nn
 from fedshift.data.augment import build_augment
 from fedshift.data.batches import UnlabelledBatch
 from fedshift.federation.federation import Federation
-from fedshift.federation.kinds import Weights
 from fedshift.federation.plan import Plan
+from fedshift.federation.releases import Weights
 from fedshift.federation.site import Labelled, Unlabelled
 from fedshift.federation.step import Step, step
 from fedshift.functional.information import centroid_labels, diversity, entropy
 from fedshift.functional.losses import cross_entropy
 from fedshift.methods.base import SHARED, About
+from fedshift.methods.cost import PLAIN
 from fedshift.methods.ensembles import StateAlone, Trained, joined, start_alone, train_alone
-from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
-from fedshift.methods.target import all_finite, over_target, require_target
-from fedshift.nn.ensembles import Ensemble
-from fedshift.nn.network import Network
+from fedshift.methods.local import (
+    all_finite,
+    augmentation,
+    over_target,
+    plain_network,
+    require_target,
+    sgd,
+    train_batches,
+    weights_of,
+    with_weights,
+)
+from fedshift.nn.network import Ensemble, Network
 from fedshift.rng import Rng
 
 
 @dataclass(frozen=True)
 class Hyper:
     source_rounds: float = 0.67
-    """Share of the rounds in which sites train; in the rest the target adapts (authors: 30 and 15 epochs on digits)."""
+    """Share of the rounds in which sites train; then the target adapts (authors: 30 and 15 epochs on digits)."""
     smoothing: float = 0.1
     """Label smoothing of the sites' training."""
     diversity: float = 1.0
-    """Weight of the diversity loss: 0 leaves entropy alone."""
+    """Weight of the diversity loss; 0: entropy alone."""
     beta: float = 0.3
     """Weight of the pseudo labels' cross-entropy; 0: information maximisation alone (authors: 0.1 on digits)."""
 
@@ -78,8 +87,8 @@ class Adapted:
 
 
 def adapt(home: Unlabelled, model: Weights, source: str, rng: Rng) -> Adapted | None:
-    """One round's epochs of one source's model at the target: its extractor learns, its classifier is frozen. None
-    where its predictions are NaN or infinite."""
+    """Trains one source's model at the target for one round: its extractor learns, its classifier is frozen. None if
+    its predictions are NaN or infinite."""
     hyper, training = home.hyper(Hyper), home.plan.training
     net = cast(Network, with_weights(plain_network(home.plan), model, home.device))
     labels = pseudo_labels(net, home)
@@ -100,7 +109,7 @@ def adapt(home: Unlabelled, model: Weights, source: str, rng: Rng) -> Adapted | 
 
 
 def pseudo_labels(net: Network, home: Unlabelled) -> Tensor | None:
-    """The target's classes `(N,)` by the model's own centroids, or None where it gives NaN or infinity."""
+    """Pseudo labels `(N,)` of the target's samples by the model's centroids; None if it gives NaN or infinity."""
     net.eval()
 
     def features_and_scores(x: Tensor) -> Tensor:
@@ -118,7 +127,7 @@ def pseudo_labels(net: Network, home: Unlabelled) -> Tensor | None:
 
 
 class Shot:
-    """First the sites' rounds, then the target's; the prediction is the mean of all models' probabilities."""
+    """First sites train, then the target adapts. The prediction is the mean of all models' probabilities."""
 
     hyper_type: ClassVar[type[Hyper]] = Hyper
     state_type: ClassVar[type[StateAlone]] = StateAlone
@@ -150,7 +159,7 @@ class Shot:
             else:
                 fed.note("adaptation_loss", adapted.loss, site)
                 models[site] = adapted.model
-        # Whoever has no say gets another's weights: times a share of 0, its own might still be NaN.
+        # A model with share 0 gets the weights of a usable one: 0 times NaN would still be NaN.
         usable = [models[site] for site in sorted(models) if trained[site]]
         for site in models:
             if usable and not trained[site]:
@@ -166,7 +175,7 @@ class Shot:
 
 
 def source_rounds(rounds: int, share: float) -> int:
-    """How many of the rounds the sites train: at least one, and all but one at most, if there are two."""
+    """In how many rounds sites train: at least 1, and at most `rounds` - 1 if there are two or more."""
     return max(1, min(round(share * rounds), rounds - 1))
 
 
@@ -177,4 +186,11 @@ SHOT = About(
     tasks=("classification",),
     # Digits: 30 epochs at the source, 15 at the target.
     defaults={"rounds": 45, "batch_size": 64, "local_epochs": 1.0, "momentum": 0.9, "weight_decay": 1e-3},
+    counters={
+        "shot.adaptation-diverged": "Adaptation gave NaN or infinite weights and was undone: a lower lr may help.",
+        "shot.no-round-to-adapt": "The only round was used to train the sources: no round was left to adapt.",
+        "shot.unusable-model": "A source's model gave NaN or infinite predictions and was left out.",
+    },
+    time_factor=1.5,
+    cost=replace(PLAIN, note="Sites take part in the first rounds only; the rest is the coordinator's work."),
 )

@@ -1,4 +1,4 @@
-"""Fed-DAN and Fed-DANN: clients that hold a copy of the source data draw its features and their own together.
+"""Fed-DAN and Fed-DANN: clients with a copy of the source data align its features with their own.
 
 DAN: M. Long, Y. Cao, J. Wang, M. Jordan: Learning Transferable Features with Deep Adaptation Networks. ICML 2015.
 DANN: Y. Ganin, V. Lempitsky: Unsupervised Domain Adaptation by Backpropagation. ICML 2015.
@@ -18,32 +18,25 @@ from torch import Tensor, nn
 
 from fedshift.data.batches import LabelledBatch, UnlabelledBatch
 from fedshift.federation.federation import Federation
-from fedshift.federation.kinds import Weights
 from fedshift.federation.plan import Plan
+from fedshift.federation.releases import Weights
 from fedshift.federation.site import WithSource
 from fedshift.federation.step import Step, step
-from fedshift.functional.losses import cross_entropy
+from fedshift.functional.losses import cross_entropy, reversal_strength, reverse_gradient
 from fedshift.functional.mixtures import draw_rows
 from fedshift.functional.mmd import mmd
-from fedshift.functional.reversal import reversal_strength, reverse_gradient
 from fedshift.methods.averaging import State
 from fedshift.methods.base import SHARED, About
-from fedshift.methods.clients import (
-    SOURCE_COPIES,
-    Trained,
-    average_of_clients,
-    mean_of,
-    paired_batches,
-    split_network,
-)
+from fedshift.methods.clients import SOURCE_COPIES, Trained, average_of_clients, mean_of, paired_batches, split_network
+from fedshift.methods.cost import MODEL, Formula
 from fedshift.methods.local import sgd, train_batches, weights_of, with_weights
+from fedshift.nn.backbones.segmentation import with_light_head
 from fedshift.nn.network import Network, seeded_init
-from fedshift.nn.segmentation import with_light_head
 from fedshift.rng import Rng
 
 DISCRIMINATOR = "discriminator"
 ROWS = 256
-"""Most feature vectors of a batch of maps that domains are compared by."""
+"""Feature vectors, at most, that a batch of maps contributes to the comparison of domains."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +52,7 @@ class DanHyper:
 @dataclass(frozen=True)
 class DannHyper:
     weight: float = 1.0
-    """Weight of the domain loss; towards the extractor it grows from 0 to this over the run (Ganin and Lempitsky)."""
+    """Weight of the domain loss; for the extractor it grows from 0 to this over the run (Ganin and Lempitsky)."""
     hidden: int = 100
     """Width of the discriminator's hidden layer (100 on MNIST)."""
 
@@ -69,13 +62,13 @@ class DannHyper:
 
 
 def domain_loss(source: Tensor, target: Tensor) -> Tensor:
-    """Binary cross-entropy of verdicts (logits) `(n, 1)` and `(m, 1)`: 1 for the source, 0 for the client; each domain
-    counts half."""
+    """Binary cross-entropy of logits `(n, 1)` of the source (label 1) and `(m, 1)` of the client (label 0); each domain
+    has half of the weight."""
     return (F.softplus(-source).mean() + F.softplus(target).mean()) / 2
 
 
 def discriminator(features: int, hidden: int) -> nn.Module:
-    """D: features `(n, features)` to the logit `(n, 1)` of their being the source's."""
+    """D: features `(n, features)` to logits `(n, 1)`, high for the source's features."""
     return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
 
@@ -94,8 +87,8 @@ def train_dan(site: WithSource, model: Weights, rng: Rng) -> Trained:
 
 @step
 def train_dann(site: WithSource, model: Weights, rng: Rng) -> Trained:
-    """Cross-entropy on the source copy, and a discriminator of domains behind a gradient reversal. The discriminator
-    stays at the client."""
+    """Cross-entropy on the source copy, and a domain discriminator behind a gradient reversal. The discriminator stays
+    at the client."""
     hyper = site.hyper(DannHyper)
     generator = rng.child("rows").torch()
     net = _loaded(site, model)
@@ -140,12 +133,12 @@ def _loaded(site: WithSource, model: Weights) -> Network:
 
 
 def _rows(features: Tensor, generator: torch.Generator) -> Tensor:
-    """Features as rows; of maps a random part."""
+    """Features as rows; for maps a random part of their pixels."""
     return draw_rows(features, max(1, ROWS // len(features)), generator)[0]
 
 
 def _own_discriminator(site: WithSource, features: int, hyper: DannHyper, rng: Rng) -> nn.Module:
-    """The client's discriminator as it was after its last round, or a new one: `(n, features)` to `(n, 1)`."""
+    """The client's discriminator from its last round, or a new one: `(n, features)` to `(n, 1)`."""
     with seeded_init(rng.child(DISCRIMINATOR).seed()):
         judge = discriminator(features, hyper.hidden)
     judge.load_state_dict(site.store.load(DISCRIMINATOR) or judge.state_dict())
@@ -177,7 +170,7 @@ class FedDan:
 
 
 class FedDann:
-    """FedAvg over clients that train against a discriminator of their own."""
+    """FedAvg over clients that each train against their own discriminator."""
 
     hyper_type: ClassVar[type[DannHyper]] = DannHyper
     state_type: ClassVar[type[State]] = State
@@ -200,7 +193,34 @@ class FedDann:
         return split_network(plan)
 
 
-FED_DAN = About("fed-dan", ("multi-adapt",), "Long et al., ICML 2015, federated", SOURCE_COPIES, data="source-copies")
+FED_DAN = About(
+    "fed-dan",
+    ("multi-adapt",),
+    "Long et al., ICML 2015, federated",
+    SOURCE_COPIES,
+    data="source-copies",
+    time_factor=8.0,
+    cost=Formula(
+        flops={"G": 6, "F": 3, "dG": -2},
+        upload=MODEL,
+        broadcast=MODEL,
+        published={"G": 4, "F": 2},
+        note="For a target and a source sample together. The paper prints no formula: this is Fed-DANN's without D.",
+    ),
+)
 FED_DANN = About(
-    "fed-dann", ("multi-adapt",), "Ganin and Lempitsky, ICML 2015, federated", SOURCE_COPIES, data="source-copies"
+    "fed-dann",
+    ("multi-adapt",),
+    "Ganin and Lempitsky, ICML 2015, federated",
+    SOURCE_COPIES,
+    data="source-copies",
+    time_factor=8.0,
+    cost=Formula(
+        flops={"G": 6, "F": 3, "D": 6, "dG": -2},
+        upload=MODEL,
+        broadcast=MODEL,
+        published={"G": 4, "F": 2, "D": 4},
+        discriminator=lambda features: discriminator(features, DannHyper.hidden),
+        note="For a target and a source sample together. D, the discriminator, stays at its site.",
+    ),
 )

@@ -1,12 +1,11 @@
-"""Networks: architectures by name, looking inside them, weights in and out."""
+"""Networks: architectures by name, access to their inner layers, weights in and out."""
 
 from __future__ import annotations
 
 from fedshift.nn.archs import ARCHS, Arch, build_network, find_arch
-from fedshift.nn.imagenet import imagenet_weights
 from fedshift.nn.network import Backbone, Network
 from fedshift.nn.taps import Taps, norm_layers
-from fedshift.nn.weights import LoadReport, convert_checkpoint, load_weights
+from fedshift.nn.weights import LoadReport, convert_checkpoint, imagenet_weights, load_weights
 
 __all__ = [
     "ARCHS",

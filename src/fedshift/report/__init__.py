@@ -1,4 +1,4 @@
-"""One self-contained HTML page about runs: it loads nothing and runs no script."""
+"""A self-contained HTML page about runs. It loads nothing and runs no script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["write_report"]
 
 
 MANY = 8
-"""From so many runs on, maps and samples that are not made yet are left out unless asked for."""
+"""From this many runs on, maps and samples that are not made yet are made only on request."""
 
 
 def write_report(
@@ -22,25 +22,26 @@ def write_report(
     points: int | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Writes the page on `runs` (run directories, finished or not, each told once) to the file `out`.
+    """Writes the page about `runs` to the file `out`. Runs are directories, finished or not; each is shown once.
 
-    `features` asks for what needs the data, or not: maps of `points` features and samples with predictions. They are
-    made where the run's data can be opened on this machine, and kept in the run directory."""
+    `features` says whether to show what needs the data: samples with predictions, and maps of `points` features. They
+    are made if the run's data can be opened on this machine, and kept in the run directory. By default they are made
+    for fewer than 8 runs. `say` gets progress messages."""
     if not runs:
         raise InputError("run-missing", "name at least one run directory to report on")
     from fedshift.files import write_atomically
-    from fedshift.report.gallery import POINTS, Flattened, Gallery, gallery_of
     from fedshift.report.page import render
-    from fedshift.report.reading import read_run
+    from fedshift.report.samples import POINTS, DataView, UntrainedMaps, data_view
+    from fedshift.runs.record import read_record
 
     once: dict[Path, Path] = {}
     for path in runs:
         once.setdefault(path.resolve(), path)
-    records = [read_run(path) for path in once.values()]
-    galleries = [Gallery() for _ in records]
+    records = [read_record(path) for path in once.values()]
+    views = [DataView() for _ in records]
     if features is not False:
-        make, shared = features or len(records) < MANY, Flattened()
-        galleries = [gallery_of(r, make=make, points=points or POINTS, shared=shared, say=say) for r in records]
-    write_atomically(out, render(records, galleries).encode())
-    if any(gallery.strips for gallery in galleries):
-        say(f"{out} shows samples of the data: to share it with others, write it with --no-features")
+        make, shared = features or len(records) < MANY, UntrainedMaps()
+        views = [data_view(r, make=make, points=points or POINTS, shared=shared, say=say) for r in records]
+    write_atomically(out, render(records, views).encode())
+    if any(view.samples for view in views):
+        say(f"{out} shows samples of the data: before you share it, write it with --no-features")

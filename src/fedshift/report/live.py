@@ -1,48 +1,197 @@
-"""A read-only page on this machine that shows runs while they go on: `fedshift ui`.
+"""`fedshift ui`: a read-only page on this machine that shows runs live.
 
-The server draws, with the charts of the report; the browser only puts in place what arrives. Every event carries the
-whole part of the page that changed, and its id is the hash of it: whoever reconnects and has seen it gets nothing.
+The server draws everything, with the charts of the report; the browser only inserts what arrives. An event carries the
+whole main part of the page, and its id is the hash of that part. A browser that reconnects and has the newest part
+already gets nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import statistics
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
 from fedshift._version import __version__
-from fedshift.errors import InputError
+from fedshift.errors import FedshiftError, InputError
 from fedshift.report.charts import PERCENT, sparkline
-from fedshift.report.details import describe
-from fedshift.report.gallery import Gallery, gallery_of
 from fedshift.report.page import render, templates
-from fedshift.report.watching import Watched, Watcher
+from fedshift.report.run_page import per_round, run_page
+from fedshift.report.samples import DataView, data_view
+from fedshift.report.text import duration
+from fedshift.runs.record import Points, RunRecord, read_record
 
 HOST = "127.0.0.1"
 PORT = 8642
-"""Tried first where no port is asked for; a free one is taken where it is in use."""
+"""The port that is tried first if none is asked for. If it is in use, a free one is taken."""
 LOOK_SECONDS = 1.0
+"""How often an open page looks for news."""
+MAX_RUNS = 500
+_MAX_DEPTH = 6
+_INNER = {"sites", "checkpoints"}
+_FILES = ("config.yaml", "metrics.jsonl", "results.json", "done", "failed")
+_STALE_SECONDS = 600
+"""Where locks cannot be seen: a run that wrote nothing for this long counts as stopped."""
+_REST_SECONDS = 0.5
+"""Files are not read more often than this, however many pages are open."""
 _ALIVE_SECONDS = 15.0
+"""After this much silence a comment is sent, so that a closed connection is noticed."""
 _MAX_STREAMS = 24
-
 _ADDRESS = re.compile(r"/(?:(run|events|report)/([0-9a-f]{16})|(events|live\.js|live\.css)?)")
 _PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
 _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _ALWAYS = "; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+Status = Literal["running", "finished", "stopped", "failed", "damaged"]
+Signature = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class WatchedRun:
+    """A run: `key` is its name in addresses, `name` its path below the folder. A damaged run has a `problem`."""
+
+    key: str
+    name: str
+    path: Path
+    status: Status
+    record: RunRecord | None
+    problem: str = ""
+
+    @property
+    def share_done(self) -> float:
+        """Finished rounds, in percent."""
+        if self.status == "finished":
+            return 100.0
+        record = self.record
+        return round(100 * record.round / record.rounds, 1) if record and record.rounds else 0.0
+
+    @property
+    def time_left(self) -> str:
+        """An estimate from the last rounds. Empty unless the run is running and has finished a round."""
+        if self.status != "running" or self.record is None:
+            return ""
+        seconds = per_round(self.record.series("round", "seconds").get("", []))
+        recent = [y for _, y in seconds[-5:] if y is not None]
+        left = self.record.rounds - self.record.round
+        return duration(statistics.fmean(recent) * left) if recent else ""
+
+    @property
+    def curve(self) -> Points:
+        """The mean test score over targets by round. Without targets, the mean validation score of the sources."""
+        if self.record is None:
+            return []
+        scored = [(s.round, s.test or s.val) for s in self.record.history]
+        return [(x, statistics.fmean(values.values())) for x, values in scored if values]
+
+
+class Watcher:
+    """Finds and reads the runs below `root`. It can be used from several threads."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self._lock = threading.Lock()
+        self._read: dict[Path, tuple[Signature, RunRecord | None, str]] = {}
+        self._runs: dict[str, WatchedRun] = {}
+        self._looked = float("-inf")
+
+    def runs(self) -> list[WatchedRun]:
+        """All runs: running ones first, then the newest."""
+        with self._lock:
+            if time.monotonic() - self._looked > _REST_SECONDS:
+                self._runs = {run.key: run for run in self._look()}
+                self._looked = time.monotonic()
+            return list(self._runs.values())
+
+    def find(self, key: str) -> WatchedRun | None:
+        return next((run for run in self.runs() if run.key == key), None)
+
+    def _look(self) -> list[WatchedRun]:
+        held = _held_locks()
+        paths = list(_run_folders(self.root))
+        self._read = {path: kept for path, kept in self._read.items() if path in set(paths)}
+        found = [self._watched(path, held) for path in paths]
+        newest = {run.key: run.record.written.timestamp() if run.record else 0.0 for run in found}
+        return sorted(found, key=lambda run: (run.status != "running", -newest[run.key], run.name))
+
+    def _watched(self, path: Path, held: set[int] | None) -> WatchedRun:
+        signature = tuple(_stat(path / name) for name in _FILES)
+        if path not in self._read or self._read[path][0] != signature:
+            try:
+                self._read[path] = (signature, _readable(path), "")
+            except (FedshiftError, OSError, ValueError, TypeError) as error:
+                self._read[path] = (signature, None, getattr(error, "message", "its files cannot be read"))
+        _, record, problem = self._read[path]
+        name = "." if path == self.root else path.relative_to(self.root).as_posix()
+        key = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+        return WatchedRun(key, name, path, _status(path, record, held), record, problem)
+
+
+def _readable(path: Path) -> RunRecord:
+    """The run, checked by drawing it once: one damaged run must not break the list of all runs."""
+    record = read_record(path)
+    run_page(1, record, DataView())
+    return record
+
+
+def _run_folders(root: Path) -> Iterator[Path]:
+    """The run directories below `root`. Links are not followed, and runs are not searched inside."""
+    count = 0
+    for folder, inner, names in os.walk(root):
+        path = Path(folder)
+        if "config.yaml" in names and ("env.json" in names or "metrics.jsonl" in names):
+            inner.clear()
+            count += 1
+            yield path
+            if count == MAX_RUNS:
+                return
+        depth = len(path.relative_to(root).parts)
+        inner[:] = sorted(n for n in inner if depth < _MAX_DEPTH and not n.startswith(".") and n not in _INNER)
+
+
+def _status(path: Path, record: RunRecord | None, held: set[int] | None) -> Status:
+    if record is None:
+        return "damaged"
+    if record.results is not None:
+        return "finished"
+    if record.failure:  # The mark is removed when the run is resumed.
+        return "failed"
+    if held is None:
+        return "running" if time.time() - record.written.timestamp() < _STALE_SECONDS else "stopped"
+    return "running" if _stat(path / ".lock")[2] in held else "stopped"
+
+
+def _held_locks() -> set[int] | None:
+    """Inodes that some process holds a lock on, or None if the system does not tell.
+
+    Trying to take the lock would also tell, but a run that starts at that moment would fail."""
+    with suppress(OSError, ValueError, IndexError):
+        lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        return {int(fields[5].rpartition(":")[2]) for fields in lines if fields[1] == "FLOCK"}
+    return None
+
+
+def _stat(path: Path) -> tuple[int, int, int]:
+    """Time of writing, size and inode of a file; zeros if it does not exist."""
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_mtime_ns, found.st_size, found.st_ino
+    return 0, 0, 0
 
 
 class Pages:
-    """What is shown, as text."""
+    """The pages as HTML text."""
 
     def __init__(self, watcher: Watcher) -> None:
         self.watcher = watcher
@@ -63,13 +212,13 @@ class Pages:
         drawn = [(run, sparkline(run.curve, PERCENT)) for run in runs]
         return self._templates.get_template("live_list.html").render(runs=drawn)
 
-    def run(self, run: Watched) -> str:
-        detail = describe(1, run.record, Gallery()) if run.record else None
-        return self._templates.get_template("live_run.html").render(run=run, detail=detail)
+    def run(self, run: WatchedRun) -> str:
+        page = run_page(1, run.record, DataView()) if run.record else None
+        return self._templates.get_template("live_run.html").render(run=run, page=page)
 
-    def report(self, run: Watched) -> str:
+    def report(self, run: WatchedRun) -> str:
         assert run.record is not None
-        return render([run.record], [gallery_of(run.record, make=False)])
+        return render([run.record], [data_view(run.record, make=False)])
 
 
 def fingerprint(text: str) -> str:
@@ -77,13 +226,13 @@ def fingerprint(text: str) -> str:
 
 
 def event(text: str) -> bytes:
-    """A server-sent event with the text as it is: every line of it is a line of data."""
+    """A server-sent event with this text: every line of it is a line of data."""
     lines = "".join(f"data: {line}\n" for line in re.split(r"\r\n|\r|\n", text))
     return f"id: {fingerprint(text)}\nevent: part\n{lines}\n".encode("utf-8", "replace")
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Listens on this machine only. `stopping` ends all streams."""
+    """Listens on this machine only. Setting `stopping` ends all streams."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -99,7 +248,17 @@ class LiveServer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_address[1]}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away is no error."""
+        """A closed browser is not an error."""
+
+
+def open_server(root: Path, port: int | None = None) -> LiveServer:
+    """A server for the runs below `root`, ready to serve. Without a port, 8642 or any free one."""
+    if not root.is_dir():
+        raise InputError("data-missing", f"there is no folder {root}: give the folder that contains your runs")
+    for candidate in (PORT, 0) if port is None else (port,):
+        with suppress(OSError, OverflowError):
+            return LiveServer(root, candidate)
+    raise InputError("config-value", f"port {port} is in use or not allowed: choose another --port, or leave it out")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -115,9 +274,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         port = self.server.server_address[1]
-        # A page elsewhere may point its own name at 127.0.0.1; its name is then in this header.
+        # Another site may point its host name at 127.0.0.1. That name is then in this header.
         if self.headers.get("Host", "") not in (f"{HOST}:{port}", f"localhost:{port}"):
-            return self._refuse(HTTPStatus.FORBIDDEN, "This page is only for this machine.")
+            return self._refuse(HTTPStatus.FORBIDDEN, "This page is for this machine only.")
         url = urlsplit(self.path)
         match = _ADDRESS.fullmatch(url.path)
         if match is None:
@@ -128,7 +287,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._plain(plain or "", url.query)
         run = pages.watcher.find(key)
         if run is None or (kind == "report" and run.record is None):
-            return self._refuse(HTTPStatus.NOT_FOUND, "There is no such run (any more).")
+            return self._refuse(HTTPStatus.NOT_FOUND, "This run does not exist, or not any more.")
         if kind == "events":
             return self._stream(lambda: self._part_of(key), url.query)
         if kind == "report":
@@ -147,12 +306,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _part_of(self, key: str) -> str:
         run = self.server.pages.watcher.find(key)
-        return self.server.pages.run(run) if run else "<p class='notice'>This run is not there any more.</p>"
+        return self.server.pages.run(run) if run else "<p class='notice'>This run does not exist any more.</p>"
 
     def _stream(self, draw: Callable[[], str], query: str) -> None:
-        """Sends what `draw` gives whenever it changes, beginning with what the browser has not seen."""
+        """Sends what `draw` returns whenever it changes, at first only if the browser has not seen it."""
         if not self.server.streams.acquire(blocking=False):
-            return self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "Too many pages are open: close some.")
+            return self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "Too many pages are open: close one.")
         try:
             self._head(HTTPStatus.OK, "text/event-stream")
             if self.command == "HEAD":
@@ -201,18 +360,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal is for what the user asked."""
+        """Requests are not logged to the terminal."""
 
 
 def _static(name: str) -> str:
     return (files("fedshift.report") / name).read_text(encoding="utf-8")
-
-
-def open_server(root: Path, port: int | None = None) -> LiveServer:
-    """A server for the runs below `root`, ready to serve. Without a port the usual one, or any that is free."""
-    if not root.is_dir():
-        raise InputError("data-missing", f"there is no folder {root}: give the one that your runs are in")
-    for candidate in (PORT, 0) if port is None else (port,):
-        with suppress(OSError, OverflowError):
-            return LiveServer(root, candidate)
-    raise InputError("config-value", f"port {port} is in use or not allowed: choose another --port, or leave it out")

@@ -1,4 +1,4 @@
-"""From records to HTML. Every name in a run is hostile until escaped, so the templates escape everything."""
+"""From run records to HTML. A name in a run may be hostile, so the templates escape everything."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from datetime import UTC, datetime
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedshift._version import __version__
-from fedshift.report.details import describe
-from fedshift.report.gallery import Gallery
-from fedshift.report.overview import Comparison, compare
-from fedshift.report.reading import Record
-from fedshift.report.words import plural, sentence_list
+from fedshift.report.comparison import Comparison, compare
+from fedshift.report.run_page import run_page
+from fedshift.report.samples import DataView
+from fedshift.report.text import plural, sentence_list
+from fedshift.runs.record import RunRecord
 
 _MAX_OPEN = 3
+"""Up to this many runs are shown unfolded."""
 
 
 def templates() -> Environment:
@@ -27,8 +28,8 @@ def templates() -> Environment:
     )
 
 
-def render(records: Sequence[Record], galleries: Sequence[Gallery]) -> str:
-    """The whole page. Runs are unfolded while there are few enough to read one after the other."""
+def render(records: Sequence[RunRecord], views: Sequence[DataView]) -> str:
+    """The whole page: comparisons, curves, then every run."""
     numbered = list(enumerate(records, start=1))
     comparisons = compare(numbered)
     return (
@@ -40,22 +41,20 @@ def render(records: Sequence[Record], galleries: Sequence[Gallery]) -> str:
             made=datetime.now(UTC),
             version=__version__,
             comparisons=comparisons,
-            details=[
-                describe(number, record, gallery) for (number, record), gallery in zip(numbered, galleries, strict=True)
-            ],
+            pages=[run_page(number, record, view) for (number, record), view in zip(numbered, views, strict=True)],
             is_open=len(records) <= _MAX_OPEN,
         )
     )
 
 
-def _title(records: Sequence[Record]) -> str:
+def _title(records: Sequence[RunRecord]) -> str:
     methods = list(dict.fromkeys(record.method for record in records))
     datasets = list(dict.fromkeys(record.dataset for record in records))
     return f"{sentence_list(methods)} on {sentence_list(datasets)}"
 
 
-def _facts(records: Sequence[Record], comparisons: Sequence[Comparison]) -> list[str]:
-    """What is compared, in a few words each."""
+def _facts(records: Sequence[RunRecord], comparisons: Sequence[Comparison]) -> list[str]:
+    """What is compared, in a few words each: `2 runs`, `3 targets`, `adapt`."""
     counted: dict[str, set[object]] = {
         "method": {record.method for record in records},
         "target": {target for record in records for target in record.targets},

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedshift.data.memory import SiteData, dataset_from, digest_of
 from fedshift.errors import InputError, closest
 from fedshift.functional.metrics import confusion_matrix
+from fedshift.methods import METHODS, complete
 from fedshift.methods.base import SHARED
 from fedshift.methods.evaluation import headline
+from fedshift.nn.archs import register_net
+from fedshift.registry import allow_import
 from fedshift.runs.card import skipped_throughout
 from fedshift.runs.config import RunConfig, make_config
 from fedshift.runs.directory import RunDirectory, read_metrics
 from fedshift.runs.execute import run
-from fedshift.runs.model_file import SavedModel, load_model, probabilities
+from fedshift.runs.files.model import SavedModel, load_model, probabilities
+from fedshift.runs.planning import IN_MEMORY
 from fedshift.runs.progress import Progress
+from fedshift.runs.record import read_results
 
 Select = Literal["last", "source-val"]
 
@@ -32,9 +38,7 @@ class Run:
 
     def __init__(self, path: Path | str) -> None:
         self.directory = RunDirectory(Path(path))
-        if not self.directory.done.exists():
-            raise InputError("run-missing", f"{path} is not a finished run")
-        self.results: dict[str, Any] = json.loads(self.directory.results.read_text())
+        self.results: dict[str, Any] = read_results(self.directory.path)
 
     @property
     def path(self) -> Path:
@@ -83,7 +87,7 @@ class Run:
         `x`: images `(n, h, w, 3)` uint8, or `(n, 3, h, w)` float in [0, 1]; or table rows `(n, columns)`.
         """
         saved = self.model(select)
-        inputs = as_inputs(x, saved.plan.model.input_shape)
+        inputs = as_inputs(x, saved.header.input_shape)
         return probabilities(saved.network(self.choose(saved, site)), inputs).numpy()
 
     def predict(self, x: ArrayLike | Tensor, site: str | None = None, select: Select = "last") -> NDArray[Any]:
@@ -113,8 +117,11 @@ class Run:
 
 
 def fit(
-    method: str = "fedavg",
+    method: str | type[Any] | Any = "fedavg",
     *,
+    data: Mapping[str, SiteData] | str | Path | None = None,
+    net: str | nn.Module | Callable[..., nn.Module] | None = None,
+    classes: Sequence[str] | None = None,
     out: Path | str | None = None,
     resume: bool = False,
     debug: bool = False,
@@ -122,13 +129,50 @@ def fit(
     track: Sequence[str] = (),
     **settings: Any,
 ) -> Run:
-    """Trains and returns the finished run. `track` names trackers. `settings` are the configuration's keys (`dataset`,
-    `data_dir`, `target`, `rounds`, ...), a method's own as a dictionary under its name. Without `out` the run lives in
-    a temporary folder."""
-    config = make_config({"method": method, **settings})
+    """Trains and returns the finished run.
+
+    `method`: a name, a path `package.module:Class`, or a class or object of your own (`fedshift.extend`).
+    `data`: a folder, or for each site its arrays `(x, y)`, `x` alone where it has no labels, a dictionary of `train`,
+    `val` and `test`, or a torch `Dataset`; `classes` names the classes of integer labels. Built-in and public data sets
+    are given as `dataset="digits"` instead.
+    `net`: the name of an architecture, a path `package.module:function`, a torch module whose weights are the start, or
+    a class or function that makes one from `input_shape` and `classes`.
+    `track` names trackers. `settings` are the keys of the configuration (`target`, `rounds`, `lr`, ...); a method's own
+    are a dictionary under its name. Without `out` the run is kept in a temporary folder."""
+    values = {**settings, **_chosen_method(method, settings)}
+    if isinstance(net, str):
+        values["arch"] = net
+    elif net is not None:
+        values["arch"] = register_net(net)
+    for name in (values["method"], values.get("arch", "")):
+        if ":" in name:
+            allow_import(name.partition(":")[0])
+    dataset = None
+    if isinstance(data, str | Path):
+        values["data_dir"] = data
+    elif data is not None:
+        dataset = dataset_from(data, classes=classes)
+        values["dataset"] = IN_MEMORY + digest_of(dataset)[:16]
+    config = make_config(values)
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedshift-")) / "run"
-    run(config, folder, resume=resume, debug=debug, progress=progress, track=track)
+    run(config, folder, dataset=dataset, resume=resume, debug=debug, progress=progress, track=track)
     return Run(folder)
+
+
+def _chosen_method(method: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The method's name, and its keys where it is an object that was made with some."""
+    if isinstance(method, str):
+        return {"method": method}
+    implementation = method if isinstance(method, type) else type(method)
+    known = next((entry for entry in METHODS.values() if entry.implementation is implementation), None)
+    entry = known or complete(implementation)
+    name = entry.about.name
+    if known is None:
+        METHODS.register(name, entry)
+    if isinstance(method, type):
+        return {"method": name}
+    own = {key.rstrip("_"): value for key, value in dataclasses.asdict(method.hyper).items()}
+    return {"method": name, name: {**own, **settings.get(name, {})}}
 
 
 def default_out(config: RunConfig) -> Path:
@@ -139,13 +183,28 @@ def default_out(config: RunConfig) -> Path:
 
 
 def as_inputs(x: ArrayLike | Tensor, input_shape: tuple[int, ...]) -> Tensor:
-    """A user's images or rows as the network takes them."""
+    """A user's images or rows as the network takes them. Images: uint8 `(n, h, w, 3)`, `(n, h, w)` or `(n, 3, h, w)`,
+    or float `(n, 3, h, w)` or `(n, h, w, 3)` in [0, 1]. All else is an error: a network answers wrong inputs too."""
     tensor = x if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
-    if tensor.ndim == 4 and tensor.dtype == torch.uint8 and tensor.shape[-1] == 3:
-        tensor = tensor.permute(0, 3, 1, 2).float() / 255
-    tensor = tensor.float()
-    if tuple(tensor.shape[1:]) != tuple(input_shape):
-        raise InputError(
-            "config-value", f"inputs of shape {tuple(tensor.shape[1:])} given, the model takes {tuple(input_shape)}"
-        )
-    return tensor
+    given = f"{str(tensor.dtype).removeprefix('torch.')} inputs of shape {tuple(tensor.shape)} given"
+    if len(input_shape) == 1:
+        _require_inputs(tensor.ndim == 2 and tensor.shape[1] == input_shape[0], given, f"rows (n, {input_shape[0]})")
+        return tensor.float()
+    is_bytes = tensor.dtype == torch.uint8
+    wanted = "uint8 images (n, h, w, 3), or float ones (n, 3, h, w) with values in [0, 1]"
+    _require_inputs(is_bytes or tensor.is_floating_point(), given, f"{wanted}: convert with .astype(np.uint8)")
+    if tensor.ndim == 3 and is_bytes:
+        tensor = tensor[..., None].expand(-1, -1, -1, 3)
+    if tensor.ndim == 4 and tensor.shape[1] != 3 and tensor.shape[-1] == 3:
+        tensor = tensor.permute(0, 3, 1, 2)
+    images = tensor.float() / 255 if is_bytes else tensor.float()
+    _, height, width = input_shape
+    _require_inputs(tuple(images.shape[1:]) == tuple(input_shape), given, f"{wanted}, {height} x {width} pixels")
+    in_range = bool(((images >= 0) & (images <= 1)).all())  # False for NaN too
+    _require_inputs(in_range, f"{given} with values outside of [0, 1], or NaN", wanted)
+    return images
+
+
+def _require_inputs(is_so: bool, given: str, wanted: str) -> None:
+    if not is_so:
+        raise InputError("config-value", f"{given}; the model takes {wanted}")

@@ -1,4 +1,4 @@
-"""MODEL_CARD.md: what a model is, what it was trained on, how good it was where."""
+"""MODEL_CARD.md: what a model is, what it was trained on, and its scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedshift.runs.config import RunConfig
 
 
 def skipped_throughout(results: Mapping[str, Any]) -> list[str]:
-    """Clients that gave no usable answer in any round: their scores are of what was learned without them."""
+    """Clients that gave no usable answer in any round. Their scores are of a model that learned without them."""
     skipped: Counter[str] = Counter()
     for name, count in results["counters"].items():
         group, _, rest = name.partition(".")
@@ -22,6 +22,7 @@ def skipped_throughout(results: Mapping[str, Any]) -> list[str]:
 
 
 def model_card(config: RunConfig, plan: Plan, results: Mapping[str, Any]) -> str:
+    """The text of MODEL_CARD.md."""
     about = find_about(config.method)
     unit = "accuracy" if plan.model.task == "classification" else "mIoU"
     skipped = skipped_throughout(results)
@@ -32,9 +33,9 @@ def model_card(config: RunConfig, plan: Plan, results: Mapping[str, Any]) -> str
     ]
     unlabelled = {"adapt": (config.target or "",), "multi-adapt": config.targets or ()}.get(plan.setting, ())
     without = f"; without labels: {', '.join(unlabelled)}" if unlabelled and about.data == "federated" else ""
-    attacks = [f"- **Under attack, for a study:** {', '.join(config.attack)}"] if config.attack else []
-    word = "Not to deploy" if about.is_bound else "Data is moved"
-    warning = f"\n**{word}:** this method needs {about.needs}.\n" if about.data != "federated" else ""
+    attacks = [f"- **Trained under simulated attack:** {', '.join(config.attack)}"] if config.attack else []
+    label = "Not to deploy" if about.is_bound else "Data is moved"
+    warning = f"\n**{label}:** this method needs {about.needs}.\n" if about.data != "federated" else ""
     return "\n".join(
         [
             f"# {about.name} on {results['dataset']}",
@@ -50,18 +51,18 @@ def model_card(config: RunConfig, plan: Plan, results: Mapping[str, Any]) -> str
             "",
             f"## Measured {unit}",
             "",
-            *(_HEAD + rows if rows else ["Nothing: no target has labels to test on."]),
+            *(_HEAD + rows if rows else ["No score: no target has labels to test on."]),
             *([""] if skipped else []),
             *(
-                f"{target} was skipped in every round: it is scored with what was learned without it."
+                f"{target} was skipped in every round: its score is of a model that learned without it."
                 for target in skipped
             ),
             "",
             "## Limits",
             "",
-            "Numbers hold for data like the test splits they come from. A place that looks different from all sources",
-            "may do worse; check with labelled samples of that place before relying on the model. Model weights can",
-            "reveal something about the data they were trained on: treat the file as a summary of that data.",
+            "The scores hold for data like the test splits they come from. A site that looks different from all",
+            "sources may do worse: check with labelled samples of that site before relying on the model. Model weights",
+            "can reveal something about the data they were trained on: treat the file as a summary of that data.",
             "",
         ]
     )

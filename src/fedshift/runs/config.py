@@ -13,8 +13,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedshift.data.attacks import parse_attack
+from fedshift.data.domain import LARGEST_IMAGE, SMALLEST_IMAGE
 from fedshift.errors import FedshiftError, InputError, nearest
 from fedshift.federation import codec
+from fedshift.federation.aggregation import RULES
 from fedshift.federation.plan import Setting
 from fedshift.federation.policy import Policy
 from fedshift.methods import METHODS, find_about, find_method
@@ -33,7 +35,7 @@ class RunConfig(BaseModel):
     dataset: str | None = None
     data_dir: Path | None = None
     label_column: str | None = None
-    image_size: int | None = Field(None, ge=8, le=2048)
+    image_size: int | None = Field(None, ge=SMALLEST_IMAGE, le=LARGEST_IMAGE)
     sources: tuple[str, ...] | None = None
     target: str | None = None
     targets: tuple[str, ...] | None = None
@@ -45,14 +47,14 @@ class RunConfig(BaseModel):
     # The network.
     arch: str = "auto"
     weights: str | None = None
-    freeze_norm: bool = False
+    freeze_norm: bool | None = None
 
     # How sites train.
     rounds: int | None = Field(None, ge=1)
     batch_size: int | None = Field(None, ge=1)
     lr: float | None = Field(None, gt=0)
     lr_min: float | None = Field(None, ge=0)
-    backbone_lr_factor: float = Field(1.0, gt=0)
+    backbone_lr_factor: float | None = Field(None, gt=0)
     momentum: float | None = Field(None, ge=0, lt=1)
     weight_decay: float | None = Field(None, ge=0)
     local_epochs: float | None = Field(None, gt=0)
@@ -61,7 +63,7 @@ class RunConfig(BaseModel):
     augment: tuple[Literal["crop", "flip", "randaugment", "cutout"], ...] = ()
 
     # How the run goes.
-    engine: Literal["inprocess", "nvflare"] = "inprocess"
+    engine: str = "inprocess"
     federation: Path | None = None
     workers: int | Literal["auto"] = "auto"
     threads: int = Field(1, ge=1)
@@ -69,11 +71,14 @@ class RunConfig(BaseModel):
     quorum: float = Field(0.5, gt=0, le=1)
     deadline: float | None = Field(None, gt=0)
     max_update_norm: float = Field(1e6, gt=0)
+    aggregation: str = "mean"
     evaluate_every: int = Field(1, ge=1)
     policy: dict[str, Any] = Field(default_factory=dict)
 
     hyper: dict[str, Any] = Field(default_factory=dict, exclude=True)
     """The method's own keys; in files and on the command line they stand under the method's name."""
+    given: frozenset[str] = Field(default=frozenset(), exclude=True)
+    """Those of the method's own keys that the user has set."""
 
     @model_validator(mode="after")
     def _in_range(self) -> RunConfig:
@@ -105,8 +110,13 @@ DEFAULTS: dict[str, Any] = {
     "weight_decay": 5e-4,
     "local_epochs": 1.0,
     "schedule": "cosine",
+    "backbone_lr_factor": 1.0,
+    "freeze_norm": False,
 }
 """Used where neither the user nor the method's paper gives a value; `lr` comes from the architecture."""
+
+
+_INNER = ("hyper", "given")
 
 
 def make_config(values: Mapping[str, Any]) -> RunConfig:
@@ -116,19 +126,22 @@ def make_config(values: Mapping[str, Any]) -> RunConfig:
     given["method"] = about.name
     hyper = given.pop(about.name, None) or {}
     for key in given:
-        if key not in RunConfig.model_fields or key == "hyper":
+        if key not in RunConfig.model_fields or key in _INNER:
             if str(key).lower() in METHODS:
                 raise InputError("config-key", f"{key}: keys of that method, but the run's method is {about.name!r}")
-            known = [name for name in RunConfig.model_fields if name != "hyper"] + [about.name]
+            known = [name for name in RunConfig.model_fields if name not in _INNER] + [about.name]
             raise InputError("config-key", f"unknown configuration key {key!r}. {nearest(str(key), known)}")
     try:
-        config = RunConfig(**given, hyper=_check_hyper(about.name, hyper))
+        checked = _check_hyper(about.name, hyper)
+        own = frozenset(key for key in checked if key in hyper or key.rstrip("_") in hyper)
+        config = RunConfig(**given, hyper=checked, given=own)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "configuration"
         raise InputError("config-value", f"{where}: {first['msg']} (got {first.get('input')!r})") from None
     _check_types(Policy, config.policy, "policy")
     _check_freezing(config)
+    RULES.find(config.aggregation)
     return config
 
 
@@ -143,6 +156,31 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise InputError("config-value", f"{path} must hold keys and values, such as `method: fedavg`")
     return values
+
+
+def differing_keys(old: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """The keys in which a configuration file differs from `config`. A key that the file lacks, because an older version
+    wrote it, stands for the default."""
+    new: dict[str, Any] = yaml.safe_load(config.to_yaml())
+    own = config.method
+    if not isinstance(old.get(own) or {}, Mapping):
+        return [own]
+    return [
+        *_differing(old, new, {**_defaults(), **DEFAULTS, own: {}}, skip=own),
+        *(f"{own}.{key}" for key in _differing(old.get(own) or {}, new[own] or {}, codec.plain(_check_hyper(own, {})))),
+    ]
+
+
+def _defaults() -> dict[str, Any]:
+    fields = RunConfig.model_fields.items()
+    return {key: codec.plain(field.get_default(call_default_factory=True)) for key, field in fields}
+
+
+def _differing(
+    old: Mapping[str, Any], new: Mapping[str, Any], defaults: Mapping[str, Any], skip: str = ""
+) -> list[str]:
+    keys = [key for key in (*new, *(key for key in old if key not in new)) if key != skip]
+    return [key for key in keys if old.get(key, defaults.get(key)) != new.get(key, defaults.get(key))]
 
 
 def apply_settings(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:

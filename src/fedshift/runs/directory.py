@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
-import re
 import secrets
 import sys
 from collections.abc import Iterator
@@ -17,8 +15,9 @@ from typing import IO, Any
 
 from fedshift._version import __version__
 from fedshift.errors import FedshiftError, InputError
-from fedshift.federation import codec
 from fedshift.files import write_atomically
+from fedshift.runs.config import RunConfig, differing_keys, read_config
+from fedshift.runs.files.checkpoint import read_checkpoint, write_checkpoint
 
 _KEPT_CHECKPOINTS = 2
 _LOCK, _IDENTITY = ".lock", ".identity"
@@ -32,6 +31,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.yaml"
+        self.environment = path / "env.json"
         self.metrics = path / "metrics.jsonl"
         self.results = path / "results.json"
         self.model = path / "model.safetensors"
@@ -42,24 +42,28 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.sites = path / "sites"
 
-    def prepare(self, config_yaml: str, resume: bool) -> None:
+    def prepare(self, config: RunConfig, resume: bool) -> None:
         """Makes a new run directory, or accepts one of the same configuration to resume."""
+        config_yaml = config.to_yaml()
         if not self.config.exists():
             if any(entry.name not in (_LOCK, _IDENTITY) for entry in self.path.iterdir()):
                 raise InputError("run-exists", f"{self.path} exists and is not a run: choose another --out")
             self._write(self.config, config_yaml)
-            self._write(self.path / "env.json", json.dumps(environment(), indent=2))
+            self._write(self.environment, json.dumps(environment(), indent=2))
             return
-        if self.config.read_text() != config_yaml:
+        if different := differing_keys(read_config(self.config), config):
             raise InputError(
                 "run-exists",
-                f"{self.path} holds a run of another configuration ({self._difference(config_yaml)}):"
+                f"{self.path} holds a run of another configuration ({', '.join(different)}):"
                 " choose another --out, or run with the same settings",
             )
         if not resume and self.done.exists():
             raise InputError("run-exists", f"{self.path} holds a finished run: choose another --out")
         if not resume:
-            raise InputError("run-exists", f"{self.path} holds an unfinished run: add --resume to go on with it")
+            raise InputError("run-exists", f"{self.path} holds an unfinished run: add --resume to continue it")
+        if self.written_by() != __version__:
+            self._write(self.config, config_yaml)  # with the keys that came since
+            self._note_version()
 
     def identity(self) -> str:
         """The name that sites on other machines know this run by, the same when it is resumed or its folder moved."""
@@ -102,9 +106,8 @@ class RunDirectory:
             raise
 
     def save_checkpoint(self, round: int, tree: Any) -> None:
-        """Writes `round-NNNN.safetensors` with its SHA-256 in front, then drops old ones."""
-        data = codec.pack(tree)
-        write_atomically(self._checkpoint(round), bytes.fromhex(codec.sha256(data)) + data)
+        """Writes `round-NNNNN.safetensors`, then drops old ones."""
+        write_checkpoint(self._checkpoint(round), tree)
         for path in sorted(self.checkpoints.glob("round-*.safetensors"))[:-_KEPT_CHECKPOINTS]:
             path.unlink(missing_ok=True)
 
@@ -112,18 +115,14 @@ class RunDirectory:
         """The newest checkpoint that can be read, and the names of newer ones that cannot."""
         damaged: list[str] = []
         for path in sorted(self.checkpoints.glob("round-*.safetensors"), reverse=True):
-            content = path.read_bytes()
-            digest, data = content[:32], content[32:]
             try:
-                if hashlib.sha256(data).digest() != digest:
-                    raise FedshiftError("run-corrupt", "checksum")
-                return codec.unpack(data), damaged
-            except FedshiftError:
+                return read_checkpoint(path), damaged
+            except FedshiftError as error:
                 damaged.append(path.name)
+                why = error.message
         if damaged:
             raise InputError(
-                "run-corrupt",
-                f"no checkpoint of {self.path} can be read ({', '.join(damaged)} damaged): start in another folder",
+                "run-corrupt", f"no checkpoint of {self.path} can be read ({why}): start in another folder"
             )
         return None, []
 
@@ -144,10 +143,21 @@ class RunDirectory:
     def _checkpoint(self, round: int) -> Path:
         return self.checkpoints / f"round-{round:05d}.safetensors"
 
-    def _difference(self, config_yaml: str) -> str:
-        old, new = set(self.config.read_text().splitlines()), set(config_yaml.splitlines())
-        keys = sorted({re.split(r"[:\s]", line.strip(), maxsplit=1)[0] for line in old ^ new})
-        return ", ".join(key for key in keys if key not in ("", "-")) or "settings"
+    def written_by(self) -> str:
+        """The version of fedshift that began the run."""
+        return str(self._environment().get("fedshift", "(unknown)"))
+
+    def _environment(self) -> dict[str, Any]:
+        with suppress(OSError, ValueError):
+            found = json.loads(self.environment.read_text())
+            return found if isinstance(found, dict) else {}
+        return {}
+
+    def _note_version(self) -> None:
+        known = self._environment()
+        before = known.get("continued_by")
+        known["continued_by"] = sorted({*(map(str, before) if isinstance(before, list) else ()), __version__})
+        self._write(self.environment, json.dumps(known, indent=2))
 
 
 def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:

@@ -15,11 +15,13 @@ from typing import IO, Any
 
 from torch import Tensor
 
-from fedshift.errors import InputError
+from fedshift._version import __version__
+from fedshift.data.domain import Dataset
+from fedshift.errors import FedshiftError, InputError
 from fedshift.federation import codec
 from fedshift.federation.federation import Federation, Traffic
 from fedshift.federation.handshake import Described, agree
-from fedshift.federation.kinds import Weights
+from fedshift.federation.releases import Weights
 from fedshift.machine import NO_BFLOAT16, emulates_bfloat16
 from fedshift.methods import find_method
 from fedshift.methods.base import SHARED, Method
@@ -27,29 +29,16 @@ from fedshift.methods.evaluation import certainty, headline, score_models
 from fedshift.runs.card import model_card
 from fedshift.runs.config import RunConfig
 from fedshift.runs.directory import RunDirectory, read_metrics
-from fedshift.runs.machines import Remote, line_to_sites
-from fedshift.runs.model_file import SavedModel, save_model
+from fedshift.runs.engines import ENGINES, Connection
+from fedshift.runs.files.model import ModelHeader, SavedModel, save_model
 from fedshift.runs.planning import Prepared, base_network, open_federation, prepare
 from fedshift.runs.progress import Progress, Silent
 from fedshift.runs.readiness import read_domains, require_training_data
+from fedshift.runs.record import Scores, chosen_round, read_results
 from fedshift.runs.tracking import Tracking
-from fedshift.runs.trial import flops_per_sample
 
 FEW = 50
 """Test samples below which a score says little: one sample is two points or more."""
-
-
-@dataclass
-class Scores:
-    """One scored round: validation by source, test by target."""
-
-    round: int
-    val: dict[str, float]
-    test: dict[str, float]
-
-    @property
-    def source_val(self) -> float:
-        return _mean(self.val.values())
 
 
 @dataclass
@@ -70,26 +59,31 @@ def run(
     config: RunConfig,
     out: Path,
     *,
+    dataset: Dataset | None = None,
     resume: bool = False,
     debug: bool = False,
     progress: Progress | None = None,
     track: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Trains as configured into the run directory `out` and returns its results. `track` names trackers that get the
-    metrics too."""
+    """Trains as configured into the run directory `out` and returns its results. `dataset` is the data where it is not
+    to be opened by name or folder. `track` names trackers that get the metrics too."""
     directory, shown = RunDirectory(out), progress or Silent()
     # A tracker that is not installed is an error before anything is begun.
-    if config.engine == "inprocess":
-        prepared = prepare(config)
+    kind = ENGINES.find(config.engine)
+    if kind.is_local:
+        prepared = prepare(config, dataset)
         tracking = Tracking(track, prepared.config, out)
         prepared = read_domains(prepared)
-        with directory.locked():
-            return _run_in(directory, prepared, shown, resume, tracking, debug)
+        with directory.locked(), kind.connect(config, "", shown.message) as sites:
+            return _run_in(directory, prepared, shown, resume, tracking, sites, debug)
     if debug:
         raise InputError("config-value", f"--debug is for runs on one machine, not for engine {config.engine}")
+    if dataset is not None:
+        raise InputError("config-value", f"data in memory is for runs on one machine, not for engine {config.engine}")
     tracking = Tracking(track, config, out)
-    with directory.locked(), line_to_sites(config, directory.identity(), shown.message) as remote:
-        return _run_in(directory, prepare(config, remote.dataset), shown, resume, tracking, remote=remote)
+    with directory.locked(), kind.connect(config, directory.identity(), shown.message) as sites:
+        prepared = prepare(config, sites.dataset, is_local=False)
+        return _run_in(directory, prepared, shown, resume, tracking, sites)
 
 
 def _run_in(
@@ -98,17 +92,16 @@ def _run_in(
     shown: Progress,
     resume: bool,
     tracking: Tracking,
+    sites: Connection,
     debug: bool = False,
-    remote: Remote | None = None,
 ) -> dict[str, Any]:
-    directory.prepare(prepared.config.to_yaml(), resume)
+    directory.prepare(prepared.config, resume)
     if directory.done.exists():
-        finished: dict[str, Any] = json.loads(directory.results.read_text())
-        return finished
+        return read_results(directory.path)
     if resume and not any(directory.checkpoints.glob("*")):
         shown.message(f"{directory.path} has no checkpoint to resume from: starting at round 1")
     with directory.failure_marked():
-        fed = open_federation(prepared, directory.sites, debug=debug, remote=remote)
+        fed = open_federation(prepared, directory.sites, debug=debug, sites=sites)
         try:
             with shown:
                 return _Execution(prepared, directory, fed, shown, tracking).go()
@@ -166,6 +159,8 @@ class _Execution:
     def _start(self, described: Mapping[str, Described]) -> Memory:
         base, origin = base_network(self.prepared)
         self.progress.message(origin)
+        if self.prepared.choices:
+            self.progress.message(self.prepared.choices)
         memory = Memory(0, self.method.init(base, self.fed))
         for site, found in described.items():
             if found.skipped:
@@ -195,6 +190,10 @@ class _Execution:
         self.fed.begin(round)
         before = dict(self.fed.counters)
         state = self.method.round(memory.state, self.fed)
+        if self.config.aggregation != "mean" and not self.fed.has_averaged:
+            raise InputError(
+                "config-value", f"aggregation: {self.config.method} combines models in its own way; leave it out"
+            )
         rows = [{"phase": "train", "site": n.site, "name": n.name, "value": n.value} for n in self.fed.notes]
         memory = dataclasses.replace(memory, round=round, state=state)
         if round % self.config.evaluate_every == 0 or round == self.plan.training.rounds:
@@ -260,7 +259,7 @@ class _Execution:
         return results
 
     def _saved(self, models: Mapping[str, Weights]) -> SavedModel:
-        return SavedModel(self.plan, models, self.prepared.dataset.mask_ids)
+        return SavedModel(ModelHeader.of(self.plan, self.prepared.dataset.mask_ids), models)
 
     def _results(self, memory: Memory, digest: str, described: Mapping[str, Described]) -> dict[str, Any]:
         history = memory.history
@@ -302,7 +301,7 @@ class _Execution:
                 "scoring_up": memory.scoring.up,
                 "scoring_down": memory.scoring.down,
             },
-            "flops_client": self._flops(),
+            "flops_client": None,  # counted on request: `fedshift cost`, `fedshift bench`
             "seconds": {
                 "total": round_to(total),
                 "sites": round_to(memory.learning.site_seconds + memory.scoring.site_seconds),
@@ -312,23 +311,21 @@ class _Execution:
             "model_sha256": digest,
         }
 
-    def _flops(self) -> int | None:
-        """Counted operations of a training sample at a site, each time it is in a batch."""
-        try:
-            return round(flops_per_sample(self.config, self.prepared.dataset))
-        except Exception as error:
-            # The run is done: a count that fails must not take its results away.
-            self.progress.message(f"operations could not be counted ({type(error).__name__}: {error})")
-            return None
-
     def _recall(self) -> Memory | None:
         tree, damaged = self.directory.load_checkpoint()
         for name in damaged:
             self.progress.message(f"checkpoint {name} is damaged: going on from the one before it")
         if tree is None:
             return None
-        state = codec.restore(self.state_type, tree.pop("state"), "state")
-        memory = codec.restore(Memory, tree | {"state": None})
+        try:
+            state = codec.restore(self.state_type, codec.completed(self.state_type, tree.pop("state")), "state")
+            memory = codec.restore(Memory, codec.completed(Memory, tree | {"state": None}))
+        except FedshiftError as error:
+            raise InputError(
+                "run-corrupt",
+                f"the checkpoints of {self.directory.path} were written by fedshift {self.directory.written_by()} and"
+                f" cannot be continued by {__version__}: {error.message}",
+            ) from error
         memory.state = state
         return memory
 
@@ -342,12 +339,6 @@ class _Execution:
     def _title(self) -> str:
         where = f"home {self.config.home}" if self.config.home else f"target {self.config.target or 'none'}"
         return f"{self.config.method} ({self.plan.setting}) on {self.prepared.dataset.name}, {where}"
-
-
-def chosen_round(history: list[Scores]) -> Scores:
-    """The round with the best mean validation score over sources, the latest of equals; without validation the last."""
-    scored = [scores for scores in history if scores.val]
-    return max(scored, key=lambda s: (s.source_val, s.round)) if scored else history[-1]
 
 
 def _scored_on(site: str, sizes: Mapping[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""Where samples lie in the space of a network's features, flattened to two dimensions."""
+"""The features of a network for some samples, and their map in two dimensions."""
 
 from __future__ import annotations
 
@@ -24,46 +24,49 @@ _PRINCIPAL = 50
 _PERPLEXITY = 30.0
 _ITERATIONS = 500
 _LEAST_AREA = 4
-"""Places of a feature map that a class must cover in a picture to be a point there."""
+"""In segmentation, a class of an image becomes a point if it covers at least this many cells of the feature map."""
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a network makes of inputs: features `(n, d)` or `(n, d, h, w)`, probabilities `(n, classes[, h, w])`."""
+class NetworkOutputs:
+    """What a network computes: features `(n, d)` or `(n, d, h, w)`, probabilities `(n, classes[, h, w])`."""
 
     features: Tensor
     probabilities: Tensor
 
 
 @torch.inference_mode()
-def look(net: nn.Module, inputs: Tensor) -> Seen:
-    """Runs `net` and keeps what its backbones give out; those of several are laid end to end."""
+def network_outputs(net: nn.Module, inputs: Tensor) -> NetworkOutputs:
+    """Runs `net` and keeps the outputs of its backbones. Those of several backbones are concatenated."""
     features, probabilities = [], []
-    with _listening(net) as heard:
+    with _backbone_outputs(net) as collected:
         for part in inputs.split(_BATCH):
-            heard.clear()
+            collected.clear()
             probabilities.append(net(part).softmax(1))
-            features.append(torch.cat([output.float() for output in heard], dim=1))
-    return Seen(torch.cat(features), torch.cat(probabilities))
+            features.append(torch.cat([output.float() for output in collected], dim=1))
+    return NetworkOutputs(torch.cat(features), torch.cat(probabilities))
 
 
 @contextmanager
-def _listening(net: nn.Module) -> Iterator[list[Tensor]]:
-    heard: list[Tensor] = []
+def _backbone_outputs(net: nn.Module) -> Iterator[list[Tensor]]:
+    """The outputs of all backbones of `net`, collected while the context is open."""
+    collected: list[Tensor] = []
     backbones = [module for module in net.modules() if isinstance(module, Backbone)]
     hooks = [
-        module.register_forward_hook(lambda _module, _inputs, output: heard.append(output)) for module in backbones
+        module.register_forward_hook(lambda _module, _inputs, output: collected.append(output)) for module in backbones
     ]
     try:
-        yield heard
+        yield collected
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def vectors(features: Tensor, labels: Ints | None) -> tuple[Floats, Ints]:
-    """Points `(m, d)` and their classes, -1 for none. A vector a sample is a point; of a feature map, every class that
-    a picture shows is one: the mean over the places that it covers. Without labels the mean over all places is."""
+def feature_points(features: Tensor, labels: Ints | None) -> tuple[Floats, Ints]:
+    """Points `(m, d)` and their classes `(m,)`, -1 for no label. With one vector per sample, each is a point.
+
+    With feature maps, each class in an image gives a point: the mean over the cells that it covers. Without labels, an
+    image gives one point: the mean over all cells."""
     if features.ndim == 2:
         none = np.full(len(features), -1, np.int64)
         return features.numpy(), none if labels is None else labels.astype(np.int64)
@@ -84,14 +87,14 @@ def vectors(features: Tensor, labels: Ints | None) -> tuple[Floats, Ints]:
 
 
 def flatten(points: Floats) -> Floats:
-    """t-SNE of finite points `(n, d)`: `(n, 2)` in [0, 1], the same every time. All in the middle where there are fewer
-    than five, or all are the same."""
+    """t-SNE of finite points `(n, d)`: `(n, 2)` in [0, 1], the same in every call. All points are in the middle if
+    there are fewer than five, or if all are equal."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
     centred = points.astype(np.float64) - points.mean(0, dtype=np.float64)
     size = float(np.abs(centred).max(initial=0.0))
-    # t-SNE divides by the spread of the points: without any, scikit-learn's tree ends the process.
+    # t-SNE divides by the spread of the points. If it is zero, scikit-learn's tree ends the process.
     if len(points) < 5 or size <= 1e-12 * (1 + float(np.abs(points).max())):
         return np.full((len(points), 2), 0.5, np.float32)
     reduced = PCA(min(_PRINCIPAL, *points.shape), random_state=0).fit_transform(centred / size)
@@ -102,7 +105,8 @@ def flatten(points: Floats) -> Floats:
 
 
 def neighbours_agree(points: Floats, classes: Ints, is_target: NDArray[np.bool_]) -> float | None:
-    """Of the labelled points of targets, the share whose nearest labelled point elsewhere is of the same class."""
+    """The share of the targets' labelled points whose nearest labelled point of another domain has the same class.
+    Distance is by angle. None if either side has no labelled point."""
     asked, others = is_target & (classes >= 0), ~is_target & (classes >= 0)
     if not asked.any() or not others.any():
         return None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,50 +16,78 @@ from fedshift._version import __version__
 from fedshift.data import open_dataset
 from fedshift.data.attacks import parse_attack
 from fedshift.data.domain import VOID, Dataset, DataSource
-from fedshift.data.survey import CLASS_FILE, VOID_NAME, tell_ids
+from fedshift.data.formats.base import CLASS_FILE
+from fedshift.data.formats.masks import VOID_NAME, tell_ids
 from fedshift.errors import InputError, nearest
 from fedshift.federation.engines import Engine
 from fedshift.federation.engines.inprocess import Parallel, Sequential
+from fedshift.federation.engines.workers import can_fork
 from fedshift.federation.federation import Federation, Rules
 from fedshift.federation.plan import ModelSpec, Plan, Training
 from fedshift.federation.policy import Policy
 from fedshift.federation.site import Copied, SiteHost, SiteSpec
 from fedshift.machine import keep_freed_memory
-from fedshift.methods import find_about
+from fedshift.methods import find_about, find_method
+from fedshift.methods.base import PRETRAINED, About
 from fedshift.methods.local import augmentation
 from fedshift.nn.archs import build_network, check_input, find_arch
-from fedshift.nn.imagenet import imagenet_weights
 from fedshift.nn.network import Network
-from fedshift.nn.weights import load_weights
+from fedshift.nn.weights import imagenet_weights, load_weights
 from fedshift.rng import Rng
 from fedshift.runs.config import DEFAULTS, RunConfig
-from fedshift.runs.machines import Remote
 from fedshift.runs.roles import Participant, Roles, assign_roles
 
+if TYPE_CHECKING:
+    from fedshift.runs.engines import Connection
+
 _SMALL_IMAGE = 40
+
+IN_MEMORY = "memory:"
+"""How the key `dataset` begins for data that a script gave; their digest follows."""
+
+WORKER = "fedshift.runs.worker"
+"""The module that a worker process runs when it is a new interpreter."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run, ready to start. `config` is complete: nothing in it is left to a default any more."""
+    """A run, ready to start. `config` is complete: nothing in it is left to a default any more. `choices` tells the
+    user what was chosen for a pre-trained network."""
 
     config: RunConfig
     dataset: Dataset
     roles: Roles
     plan: Plan
+    is_local: bool = True
+    choices: str = ""
+
+    def open_dataset(self, source: DataSource) -> Dataset:
+        """For sites on this machine: the data is opened once and all of them share it. With sites on other machines the
+        coordinator has only its own data, which it opens itself."""
+        return self.dataset if self.is_local else open_dataset(source)
 
 
-def prepare(config: RunConfig, dataset: Dataset | None = None) -> Prepared:
+def prepare(config: RunConfig, dataset: Dataset | None = None, *, is_local: bool = True) -> Prepared:
     """Opens the data, unless it is given, chooses what was left open, and checks that the pieces fit."""
     if dataset is None:
+        if config.dataset is not None and config.dataset.startswith(IN_MEMORY):
+            raise InputError(
+                "data-missing",
+                "the data of this run was given in memory (fedshift.fit(data=...)): run the script that did so again",
+            )
         if config.dataset is None and config.data_dir is None:
             raise InputError("data-missing", "say what to train on: --dataset NAME or --data-dir DIR")
         dataset = open_dataset(data_source(config))
+    # Read once, by whoever asks first: looking the data over and all sites on this machine share it.
+    dataset = dataclasses.replace(dataset, load=functools.cache(dataset.load))
     roles = assign_roles(config, dataset)
     _check_attacks(config, roles)
     dataset = dataclasses.replace(dataset, warnings=(*dataset.warnings, *_check_found_ids(dataset, roles)))
     complete = _completed(config, dataset, roles)
-    return Prepared(complete, dataset, roles, _plan(complete, dataset, roles))
+    if complete.weights is not None:
+        weights_file(complete)  # Weights that are not there are an error before anything is begun.
+    choices = told_choices(config, complete)
+    return Prepared(complete, dataset, roles, _plan(complete, dataset, roles), is_local, choices)
 
 
 def _check_found_ids(dataset: Dataset, roles: Roles) -> list[str]:
@@ -99,27 +130,30 @@ def base_network(prepared: Prepared) -> tuple[Network, str]:
     if config.weights is None:
         hint = " (ImageNet weights: --weights imagenet)" if find_arch(spec.arch).imagenet else ""
         return net, f"training {spec.arch} from scratch{hint}"
-    path = imagenet_weights(spec.arch) if config.weights == "imagenet" else Path(config.weights)
-    report = load_weights(net, path)
+    report = load_weights(net, weights_file(config))
     return net, f"{spec.arch}: {report.note}"
 
 
+def weights_file(config: RunConfig) -> Path:
+    """The file that a pre-trained network starts from."""
+    return imagenet_weights(config.arch) if config.weights == "imagenet" else Path(str(config.weights))
+
+
 def open_federation(
-    prepared: Prepared, sites_folder: Path, *, debug: bool = False, remote: Remote | None = None
+    prepared: Prepared, sites_folder: Path, *, debug: bool = False, sites: Connection | None = None
 ) -> Federation:
     """The federation of a run, on this machine unless there is a line to others. Close its engine when done."""
     keep_freed_memory()
     config, roles = prepared.config, prepared.roles
     specs, own = site_specs(prepared, sites_folder)
-    home = SiteHost(own, prepared.plan, open_dataset) if own else None
-    engine = remote.engine(specs, prepared.plan) if remote else None
+    home = SiteHost(own, prepared.plan, prepared.open_dataset) if own else None
     return Federation(
         plan=prepared.plan,
-        engine=engine or _engine(specs, prepared.plan, _workers(config, len(specs)), debug),
+        engine=sites.engine(specs, prepared, debug) if sites else local_engine(specs, prepared, debug),
         sources=roles.sources,
         targets=roles.targets,
         home_host=home,
-        rules=Rules(config.quorum, config.deadline, config.max_update_norm),
+        rules=Rules(config.quorum, config.deadline, config.max_update_norm, config.aggregation),
     )
 
 
@@ -130,8 +164,29 @@ def site_specs(prepared: Prepared, folder: Path) -> tuple[list[SiteSpec], SiteSp
     return [_site_spec(person, prepared, folder) for person in sites], own
 
 
-def _engine(specs: list[SiteSpec], plan: Plan, workers: int, debug: bool) -> Engine:
-    return Sequential(specs, plan, debug=debug) if debug or workers == 0 else Parallel(specs, plan, workers)
+def local_engine(specs: Sequence[SiteSpec], prepared: Prepared, debug: bool) -> Engine:
+    """Sites on this machine: one after another in this process, or in worker processes."""
+    plan, workers = prepared.plan, _workers(prepared.config, len(specs))
+    if debug or workers == 0:
+        return Sequential(specs, plan, prepared.open_dataset, debug=debug)
+    if can_fork(plan.threads):
+        return Parallel.forked(specs, plan, prepared.open_dataset, workers)
+    imports = _modules_of_the_user(plan)
+    if imports is None or (prepared.config.dataset or "").startswith(IN_MEMORY):
+        # Another process could neither find the code nor see the data.
+        return Sequential(specs, plan, prepared.open_dataset)
+    return Parallel.spawned(specs, plan, WORKER, workers, imports)
+
+
+def _modules_of_the_user(plan: Plan) -> list[str] | None:
+    """The modules that define the method and the network, where these are not fedshift's own; None where one of them is
+    in no module that another process could import."""
+    arch, _, inside = plan.model.arch.partition(":")
+    modules = {find_method(plan.method).__module__, arch if inside else "fedshift"}
+    own_net = not inside and find_arch(plan.model.arch).whole is not None
+    if "__main__" in modules or own_net:
+        return None
+    return sorted(module for module in modules if module.partition(".")[0] != "fedshift")
 
 
 def _workers(config: RunConfig, sites: int) -> int:
@@ -147,7 +202,7 @@ def _site_spec(person: Participant, prepared: Prepared, folder: Path) -> SiteSpe
     clients = prepared.roles.tested if prepared.roles.setting == "multi-adapt" else ()
     share = dict.fromkeys(clients, config.client_fraction)
     source, model = data_source(config), prepared.plan.model
-    if config.engine != "inprocess":
+    if not prepared.is_local:
         # A site elsewhere has its own data only, perhaps without labels: what all agreed on goes with the question.
         source = dataclasses.replace(source, task=model.task, classes=model.classes)
     return SiteSpec(
@@ -170,20 +225,44 @@ def _completed(config: RunConfig, dataset: Dataset, roles: Roles) -> RunConfig:
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError("config-value", "device: this machine has no CUDA device; use cpu")
     arch = _choose_arch(dataset) if config.arch == "auto" else config.arch
-    lr = find_arch(arch).lr
-    chosen = {**DEFAULTS, "lr": lr, **find_about(config.method).defaults}
-    values = {key: value for key, value in chosen.items() if getattr(config, key) is None}
+    about = find_about(config.method)
+    chosen = {**DEFAULTS, "lr": find_arch(arch).lr, **about.defaults}
+    pretrained = _for_pretrained(config, about)
+    own = {key: value for key, value in pretrained.pop(about.name, {}).items() if key not in config.given}
+    values = {key: value for key, value in (chosen | pretrained).items() if getattr(config, key) is None}
     setting = roles.setting
     is_many = setting == "multi-adapt"
     return config.model_copy(
         update={
             **values,
+            "hyper": {**config.hyper, **own},
             "arch": arch,
             "setting": setting,
             "sources": None if is_many else config.sources or tuple(n for n in dataset.domains if n != config.target),
             "targets": roles.tested if is_many else None,
         }
     )
+
+
+def _for_pretrained(config: RunConfig, about: About) -> dict[str, Any]:
+    """What is chosen for a network that starts from given weights: values of common keys, and the method's own under
+    its name. Nothing for one that starts from scratch."""
+    if config.weights is None:
+        return {}
+    chosen = {**PRETRAINED, **about.pretrained}
+    return chosen | {"freeze_norm": False} if about.uses_statistics else chosen
+
+
+def told_choices(config: RunConfig, complete: RunConfig) -> str:
+    """A sentence on what was chosen for a pre-trained network and not by the user; empty where nothing was."""
+    about = find_about(config.method)
+    chosen = _for_pretrained(config, about)
+    own = chosen.pop(about.name, {})
+    told = [f"{key}={getattr(complete, key)}" for key in chosen if getattr(config, key) is None]
+    told += [f"{about.name}.{key.rstrip('_')}={value}" for key, value in own.items() if key not in config.given]
+    if not told:
+        return ""
+    return f"pre-trained network: {', '.join(told)} (what worked on photographs; --set KEY=VALUE changes it)"
 
 
 def _choose_arch(dataset: Dataset) -> str:
@@ -199,26 +278,12 @@ def _plan(config: RunConfig, dataset: Dataset, roles: Roles) -> Plan:
     check_input(arch, dataset.input_shape)
     kind = arch.kind
     is_map, wants_map = dataset.task == "segmentation", kind == "segmentation"
-    if is_map != wants_map:
+    if is_map != wants_map and kind != "any":
         raise InputError(
             "method-needs", f"architecture {config.arch!r} is for {kind} data; {dataset.name!r} is a {dataset.task} set"
         )
-    # Completed just before: none of these is None any more.
-    assert config.rounds and config.batch_size and config.lr and config.local_epochs and config.schedule
-    assert config.momentum is not None and config.weight_decay is not None and config.lr_min is not None
-    training = Training(
-        rounds=config.rounds,
-        batch_size=config.batch_size,
-        lr=config.lr,
-        lr_min=config.lr_min,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        local_epochs=config.local_epochs,
-        schedule=config.schedule,
-        precision=config.precision,
-        augment=config.augment,
-        backbone_lr_factor=config.backbone_lr_factor,
-    )
+    # Every key of training is one of the configuration's, decided by now.
+    training = Training(**{key.name: getattr(config, key.name) for key in dataclasses.fields(Training)})
     plan = Plan(
         version=__version__,
         method=config.method,
@@ -227,7 +292,7 @@ def _plan(config: RunConfig, dataset: Dataset, roles: Roles) -> Plan:
         seed=config.seed,
         threads=config.threads,
         model=ModelSpec(
-            config.arch, dataset.task, dataset.classes, dataset.input_shape, dataset.columns, config.freeze_norm
+            config.arch, dataset.task, dataset.classes, dataset.input_shape, dataset.columns, bool(config.freeze_norm)
         ),
         training=training,
         hyper=config.hyper,

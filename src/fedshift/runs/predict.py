@@ -15,14 +15,13 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.data.images import SUFFIXES, Size, UnreadableError, decode_image, fit_of, image_size
-from fedshift.data.tables import read_features
+from fedshift.data.decoding import SUFFIXES, Size, UnreadableError, decode_image, fit_of, image_size
+from fedshift.data.formats.tables import read_features
 from fedshift.errors import InputError
-from fedshift.federation.plan import ModelSpec
 from fedshift.files import write_atomically
 from fedshift.methods.base import SHARED
 from fedshift.runs.api import Run, Select
-from fedshift.runs.model_file import SavedModel
+from fedshift.runs.files.model import ModelHeader, SavedModel
 
 _BATCH = 64
 
@@ -50,9 +49,9 @@ def predict_files(
     net = saved.network(chosen)
     if not inputs.exists():
         raise InputError("data-missing", f"there is nothing at {inputs}")
-    if len(saved.plan.model.input_shape) == 1:
+    if len(saved.header.input_shape) == 1:
         rows = _predict_table(saved, net, inputs)
-    elif saved.plan.model.task == "segmentation":
+    elif saved.header.task == "segmentation":
         rows = _predict_masks(saved, net, inputs, out.with_name(f"{out.stem}_masks"))
     else:
         rows = _predict_images(saved, net, inputs)
@@ -81,9 +80,9 @@ def _whose(run: Run, saved: SavedModel, site: str | None, chosen: str) -> str:
 
 
 def _predict_images(saved: SavedModel, net: nn.Module, folder: Path) -> list[Sequence[object]]:
-    classes = saved.plan.model.classes
+    classes = saved.header.classes
     rows: list[Sequence[object]] = [["file", "prediction", "confidence", *(f"p_{name}" for name in classes), "note"]]
-    for batch in _batches(folder, saved.plan.model):
+    for batch in _batches(folder, saved.header):
         rows += [[name, "", "", *("" for _ in classes), f"unreadable: {why}"] for name, why in batch.problems]
         if batch.names:
             rows += _class_rows(batch.names, _probabilities(net, batch.images), classes)
@@ -91,8 +90,8 @@ def _predict_images(saved: SavedModel, net: nn.Module, folder: Path) -> list[Seq
 
 
 def _predict_table(saved: SavedModel, net: nn.Module, path: Path) -> list[Sequence[object]]:
-    classes = saved.plan.model.classes
-    features = read_features(path, saved.plan.model.columns)
+    classes = saved.header.classes
+    features = read_features(path, saved.header.columns)
     header = ["row", "prediction", "confidence", *(f"p_{name}" for name in classes), "note"]
     names = [str(number) for number in range(1, len(features) + 1)]
     return [header, *_class_rows(names, _probabilities(net, torch.from_numpy(features)), classes)]
@@ -106,10 +105,10 @@ def _class_rows(names: Sequence[str], probabilities: Tensor, classes: Sequence[s
 
 def _predict_masks(saved: SavedModel, net: nn.Module, folder: Path, masks: Path) -> list[Sequence[object]]:
     """A mask a picture; the table says which share of it each class covers."""
-    classes = saved.plan.model.classes
+    classes = saved.header.classes
     rows: list[Sequence[object]] = [["file", "mask", *(f"share_{name}" for name in classes), "note"]]
     written: set[Path] = set()
-    for batch in _batches(folder, saved.plan.model):
+    for batch in _batches(folder, saved.header):
         rows += [[name, "", *("" for _ in classes), f"unreadable: {why}"] for name, why in batch.problems]
         if not batch.names:
             continue
@@ -151,7 +150,7 @@ class _Batch:
     problems: list[tuple[str, str]]
 
 
-def _batches(folder: Path, model: ModelSpec) -> Iterator[_Batch]:
+def _batches(folder: Path, model: ModelHeader) -> Iterator[_Batch]:
     """The files of a folder, brought to size as for training."""
     files = (
         sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES) if folder.is_dir() else [folder]

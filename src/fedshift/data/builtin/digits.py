@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedshift.data.builtin.generated import Recipe
+from fedshift.data.builtin.generated import GeneratedDataset
 from fedshift.data.builtin.glyphs import Glyphs, read_glyphs
 from fedshift.data.builtin.handwriting import SIZE, read_handwriting
 from fedshift.data.builtin.raster import (
@@ -135,7 +135,7 @@ def chalk(split: str, rng: Generator) -> tuple[Floats, Ints]:
 
 LOOKS = {"handwritten": handwritten, "photo": photo, "typeset": typeset, "street": street, "chalk": chalk}
 
-RECIPE = Recipe(
+RECIPE = GeneratedDataset(
     name="digits",
     task="classification",
     classes=tuple("0123456789"),

@@ -27,7 +27,7 @@ Draw = Callable[[str, str, Generator], tuple[Floats, NDArray[Any]]]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class GeneratedDataset:
     """A built-in data set: what it is, and how one split of one domain is drawn."""
 
     name: str
@@ -41,7 +41,7 @@ class Recipe:
     domains_share_randomness: bool = False
     """Whether the domains show the same samples: their drawing then starts from the same random state."""
 
-    def dataset(self, image_size: int | None = None) -> Dataset:
+    def __call__(self, image_size: int | None = None) -> Dataset:
         """With `image_size`, pictures (and masks) of that side instead of the one they are drawn at."""
         shape = self.input_shape if image_size is None else (3, image_size, image_size)
         load = partial(self.load, image_size=None if shape == self.input_shape else image_size)
@@ -67,7 +67,7 @@ class Recipe:
 
     def arrays(self, domain: str) -> dict[str, NDArray[Any]]:
         """All splits of a domain, drawn anew: `train_images`, `train_labels`, and so on."""
-        from fedshift.rng import Rng  # Brings in torch, which a list of the data sets does not need.
+        from fedshift.rng import Rng
 
         arrays: dict[str, NDArray[Any]] = {}
         for split in SPLITS:

@@ -16,7 +16,7 @@ Generator = np.random.Generator
 
 
 def to_bytes(pictures: Floats) -> NDArray[np.uint8]:
-    """Levels 0..255; what is out of range is clipped."""
+    """Levels 0..255; values out of range are clipped."""
     levels: NDArray[np.uint8] = np.rint(np.clip(pictures, 0, 1) * 255).astype(np.uint8)
     return levels
 

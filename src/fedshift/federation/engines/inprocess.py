@@ -9,23 +9,27 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedshift.data import open_dataset
+from fedshift.data.domain import Dataset, DataSource
 from fedshift.federation import codec
 from fedshift.federation.engines import Failure
-from fedshift.federation.engines.workers import Worker
+from fedshift.federation.engines.workers import ForkedWorker, SpawnedWorker, Worker
 from fedshift.federation.plan import Plan
 from fedshift.federation.site import SiteHost, SiteSpec
 from fedshift.federation.step import Request, answer
+
+OpenDataset = Callable[[DataSource], Dataset]
 
 
 class Sequential:
     """One site after another, in this process. `debug` lets a step's exception through, named."""
 
-    def __init__(self, specs: Sequence[SiteSpec], plan: Plan, *, debug: bool = False) -> None:
+    def __init__(
+        self, specs: Sequence[SiteSpec], plan: Plan, open_dataset: OpenDataset, *, debug: bool = False
+    ) -> None:
         self._hosts = {spec.name: SiteHost(spec, plan, open_dataset) for spec in specs}
         self._debug = debug
         self.where_to_look = _where_to_look(specs)
@@ -44,13 +48,29 @@ class Sequential:
 class Parallel:
     """Worker processes that each serve one request at a time for whichever site is next.
 
-    At most one reply a worker waits unread, so memory does not grow with the number of sites.
+    At most one reply per worker waits unread, so memory does not grow with the number of sites.
     """
 
-    def __init__(self, specs: Sequence[SiteSpec], plan: Plan, workers: int) -> None:
-        self._setup = json.dumps({"plan": codec.plain(plan), "specs": codec.plain(list(specs))}).encode()
-        self._idle = [Worker(self._setup) for _ in range(workers)]
+    def __init__(self, specs: Sequence[SiteSpec], start_worker: Callable[[], Worker], workers: int) -> None:
+        self._start_worker = start_worker
+        self._idle = [start_worker() for _ in range(workers)]
         self.where_to_look = _where_to_look(specs)
+
+    @classmethod
+    def forked(cls, specs: Sequence[SiteSpec], plan: Plan, open_dataset: OpenDataset, workers: int) -> Parallel:
+        """Workers that are copies of this process: they know its methods, networks and data, and start at once."""
+        hosts = {spec.name: SiteHost(spec, plan, open_dataset) for spec in specs}
+        return cls(specs, lambda: ForkedWorker(lambda request: answer(hosts[request.site], request)), workers)
+
+    @classmethod
+    def spawned(
+        cls, specs: Sequence[SiteSpec], plan: Plan, module: str, workers: int, imports: Sequence[str] = ()
+    ) -> Parallel:
+        """Workers that are new interpreters running `module`, for where a fork is not safe. They open the data
+        themselves, import the modules `imports` and find the method by its name."""
+        told = {"plan": codec.plain(plan), "specs": codec.plain(list(specs)), "imports": list(imports)}
+        setup = json.dumps(told).encode()
+        return cls(specs, lambda: SpawnedWorker(module, setup), workers)
 
     def call(self, requests: Sequence[Request], deadline: float | None) -> Iterator[tuple[str, bytes | Failure]]:
         waiting = list(reversed(requests))
@@ -72,7 +92,7 @@ class Parallel:
             job = busy.pop(worker)
             if isinstance(outcome, Failure):
                 worker.kill()
-                worker = Worker(self._setup)
+                worker = self._start_worker()
                 outcome = Failure("late") if job.late else outcome
             self._idle.append(worker)
             yield job.request.site, outcome

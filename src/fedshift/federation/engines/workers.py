@@ -1,61 +1,144 @@
-"""A process that runs steps for others: the heavy work is its, so that a crash or a kill costs one reply.
+"""Processes that run steps for others, so that a crash or a kill costs one reply and nothing more.
 
-Standard library only: whoever starts such a process need not load torch. Frames on its pipes: length, then bytes.
+Standard library only: a process that only starts workers need not load torch. Frames on the pipes are a length, then
+that many bytes.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+import time
+import traceback
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedshift.federation.step import Request
 
 _LENGTH = struct.Struct("<Q")
 
 
-class Worker:
-    """One worker process. `setup` is the JSON that `fedshift.federation.engines.worker` reads first."""
+class Worker(ABC):
+    """One worker process, as its owner sees it."""
 
-    def __init__(self, setup: bytes) -> None:
+    pid: int
+    _requests: IO[bytes]
+    _replies: IO[bytes]
+
+    def exchange(self, head: Mapping[str, Any], body: bytes) -> bytes | None:
+        """The answer to one request; None when the process is gone."""
+        try:
+            write_frame(self._requests, json.dumps(head).encode())
+            write_frame(self._requests, body)
+            return read_frame(self._replies)
+        except (OSError, EOFError, ValueError):
+            return None
+
+    def kill(self) -> None:
+        """Ends the process. Calling it again does nothing."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self._reap()
+        for stream in (self._requests, self._replies):
+            with suppress(OSError):
+                stream.close()
+
+    @abstractmethod
+    def _reap(self) -> None:
+        """Waits until the process has ended, so that none is left as a zombie."""
+
+
+class ForkedWorker(Worker):
+    """A copy of this process that answers requests with `answer`: it has everything that is loaded and starts in
+    milliseconds. Only where a fork is safe; see `can_fork`."""
+
+    def __init__(self, answer: Callable[[Request], bytes]) -> None:
+        child_reads, requests = os.pipe()
+        replies, child_writes = os.pipe()
+        parent = os.getpid()
+        with warnings.catch_warnings():
+            # Python 3.12 warns when other threads exist. The child uses none of their locks: it computes and writes.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            os.close(requests)
+            os.close(replies)
+            _serve_and_exit(answer, child_reads, child_writes, parent)
+        os.close(child_reads)
+        os.close(child_writes)
+        self.pid = pid
+        self._requests, self._replies = os.fdopen(requests, "wb"), os.fdopen(replies, "rb")
+        self._is_reaped = False
+
+    def _reap(self) -> None:
+        if not self._is_reaped:
+            with suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+            self._is_reaped = True
+
+
+class SpawnedWorker(Worker):
+    """A new interpreter that runs `module`. `setup` is the JSON that it reads first."""
+
+    def __init__(self, module: str, setup: bytes) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fedshift.federation.engines.worker"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # Ctrl-C belongs to the coordinator, which then closes its workers in order.
             start_new_session=True,
         )
         assert self._process.stdin and self._process.stdout
-        self._stdin: IO[bytes] = self._process.stdin
-        self._stdout: IO[bytes] = self._process.stdout
+        self.pid = self._process.pid
+        self._requests, self._replies = self._process.stdin, self._process.stdout
         self.set_up(setup)
 
     def set_up(self, setup: bytes) -> None:
-        """Tells the process which sites of which run it is. Said again, it is others from then on."""
+        """Tells the process which sites of which run it is. Told again, it is others from then on."""
         with suppress(OSError, ValueError):
-            write_frame(self._stdin, b'{"setup": ' + setup + b"}")
+            write_frame(self._requests, b'{"setup": ' + setup + b"}")
 
-    def exchange(self, head: Mapping[str, Any], body: bytes) -> bytes | None:
-        """The answer to one request; None when the process is gone."""
-        try:
-            write_frame(self._stdin, json.dumps(head).encode())
-            write_frame(self._stdin, body)
-            return read_frame(self._stdout)
-        except (OSError, EOFError, ValueError):
-            return None
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def kill(self) -> None:
-        self._process.kill()
+    def _reap(self) -> None:
         self._process.wait()
-        for stream in (self._stdin, self._stdout):
-            with suppress(OSError):
-                stream.close()
+
+
+def can_fork(threads: int) -> bool:
+    """Whether a copy of this process can train. A copy has one thread: with several torch threads, or where torch
+    drives an accelerator, it would wait for threads that only the original has."""
+    if sys.platform != "linux" or threads > 1:
+        return False
+    torch = sys.modules.get("torch")
+    return torch is None or torch.cuda.device_count() == 0
+
+
+def end_with_parent(parent: int) -> None:
+    """This process ends when the process `parent` does, however that ends."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+
+def serve(
+    requests: IO[bytes], replies: IO[bytes], handle: Callable[[Mapping[str, Any]], Callable[[bytes], bytes] | None]
+) -> None:
+    """Answers until the pipe closes. `handle` gets the head of a frame and returns a function of the body that follows,
+    or None if none does."""
+    with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
+        while True:
+            answer = handle(json.loads(read_frame(requests)))
+            if answer is not None:
+                write_frame(replies, answer(read_frame(requests)))
 
 
 def write_frame(stream: IO[bytes], data: bytes) -> None:
@@ -75,3 +158,30 @@ def _read_exactly(stream: IO[bytes], size: int) -> bytes:
     if len(data) != size:
         raise EOFError
     return data
+
+
+def _serve_and_exit(answer: Callable[[Request], bytes], reads: int, writes: int, parent: int) -> None:
+    """The life of a forked worker. It must never return into the code of the process it was copied from."""
+    code = 1
+    try:
+        from fedshift.federation.step import Request
+
+        os.setsid()  # Ctrl-C belongs to the coordinator, which then closes its workers in order.
+        end_with_parent(parent)
+        os.dup2(2, 1)  # What a library prints is no output of the command.
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(1)  # The threads of the original are not here: a sum shared with them never ends.
+        with os.fdopen(reads, "rb") as requests, os.fdopen(writes, "wb") as replies:
+            serve(requests, replies, lambda head: lambda body: answer(Request(body=body, **head)))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _watch(parent: int) -> None:
+    """The closed pipe tells the same, but a step that is under way would not notice for as long as it takes."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)

@@ -1,4 +1,4 @@
-// Puts in place what the server has drawn. An event is the whole part that changed, so none is ever drawn twice.
+// Inserts what the server has drawn. An event carries the whole main part, so nothing is drawn twice.
 "use strict";
 const part = document.getElementById("part");
 const state = document.getElementById("state");
@@ -10,7 +10,7 @@ function say(text, isLive) {
 
 const source = new EventSource(part.dataset.events + "?seen=" + part.dataset.seen);
 source.addEventListener("open", () => say("live", true));
-source.addEventListener("error", () => say("not connected, trying again", false));
+source.addEventListener("error", () => say("not connected, retrying", false));
 source.addEventListener("part", (event) => {
   const unfolded = [...part.querySelectorAll("details")].map((box) => box.open);
   part.innerHTML = event.data;

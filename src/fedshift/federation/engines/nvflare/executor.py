@@ -16,7 +16,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from fedshift.federation.engines.nvflare.settings import SiteSettings, worker_setup
-from fedshift.federation.engines.workers import Worker
+from fedshift.federation.engines.workers import SpawnedWorker
 
 _ABORT_CHECK_SECONDS = 0.5
 
@@ -26,7 +26,7 @@ class SiteDoor(Executor):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self._worker: Worker | None = None
+        self._worker: SpawnedWorker | None = None
         self._setup = b""
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
@@ -51,18 +51,18 @@ class SiteDoor(Executor):  # type: ignore[misc]
         except Exception:
             self.logger.exception("a question could not be read")
             return "refused", b""
-        return self._work(self._worker_for(setup), request, body, deadline, abort_signal)
+        return self._work(self._worker_for(settings.worker, setup), request, body, deadline, abort_signal)
 
-    def _worker_for(self, setup: bytes) -> Worker:
+    def _worker_for(self, module: str, setup: bytes) -> SpawnedWorker:
         if self._worker is None:
-            self._worker = Worker(setup)
+            self._worker = SpawnedWorker(module, setup)
         elif setup != self._setup:
             self._worker.set_up(setup)
         self._setup = setup
         return self._worker
 
     def _work(
-        self, worker: Worker, request: dict[str, Any], body: bytes, deadline: float | None, abort_signal: Signal
+        self, worker: SpawnedWorker, request: dict[str, Any], body: bytes, deadline: float | None, abort_signal: Signal
     ) -> tuple[str, bytes]:
         answers: queue.Queue[bytes | None] = queue.Queue()
         threading.Thread(target=lambda: answers.put(worker.exchange(request, body)), daemon=True).start()

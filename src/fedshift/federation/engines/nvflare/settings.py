@@ -15,10 +15,12 @@ FILE = "local/fedshift.json"
 
 @dataclass(frozen=True)
 class SiteSettings:
-    """Written by `fedshift site start` into the site's kit. `policy` holds the keys of the site's policy file."""
+    """Written by `fedshift site start` into the site's kit. `policy` holds the keys of the site's policy file, `worker`
+    names the module that the site's child process runs."""
 
     site: str
     data: str | None
+    worker: str
     dataset: str | None = None
     policy: Mapping[str, Any] = field(default_factory=dict)
     device: str = "cpu"

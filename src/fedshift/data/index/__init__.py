@@ -1,0 +1,1 @@
+"""The one place that lists, surveys and fingerprints a data folder."""

@@ -1,0 +1,209 @@
+"""What COPA's two settings share: its keys, its model of one extractor and many classifiers, and its loss.
+
+Guile Wu, Shaogang Gong: Collaborative Optimization and Aggregation for Decentralized Domain Generalization and
+Adaptation. ICCV 2021.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedshift.data.augment import cutout, rand_augment
+from fedshift.data.batches import LabelledBatch
+from fedshift.data.randaugment import MAX_MAGNITUDE
+from fedshift.federation import codec
+from fedshift.federation.federation import Federation
+from fedshift.federation.plan import Plan
+from fedshift.federation.releases import Weights
+from fedshift.functional.agreement import equal_shares
+from fedshift.functional.averaging import add_noise
+from fedshift.functional.losses import cross_entropy
+from fedshift.methods.local import plain_network, with_weights
+from fedshift.nn.network import Ensemble, Network, Rule
+from fedshift.nn.normalisation import Variant, Where, convert_norms
+from fedshift.rng import Rng
+
+PHOTOGRAPH = 40
+"""Images with a longer side than this, in pixels, count as photographs."""
+
+Look = Callable[[Tensor], Tensor]
+
+
+PRETRAINED_KEYS = {"norm_where": "first-stage", "first_judges": "none"}
+"""For networks that start from given weights. Hybrid layers everywhere, at equal shares, take a pre-trained network's
+function away; judges that have not been trained yet teach it nothing."""
+
+
+@dataclass(frozen=True)
+class Hyper:
+    norm: Variant = "hbin"
+    """What replaces batch normalisation (Fig. 3)."""
+    norm_where: Where = "auto"
+    """Which layers: see nn.normalisation.convert_norms."""
+    collaboration: Literal["frozen", "none", "enlarge", "consistency"] = "frozen"
+    """The other domains' frozen classifiers, nothing, augmented copies for the site's own classifier, or consistency of
+    the others with the own one (Fig. 2)."""
+    first_judges: Literal["initial", "none"] = "initial"
+    """Which frozen classifiers judge in round 1, before any has been trained: the initial one, which all start from, or
+    none. Without iteration it is always the initial one."""
+    augment: bool = True
+    """Whether the other classifiers see an augmented copy of the batch (RandAugment, Cutout)."""
+    ops: int = 2
+    """RandAugment's operations per image."""
+    magnitude: float = 9.0
+    """RandAugment's strength, up to 10."""
+    cutout: bool | Literal["auto"] = "auto"
+    """Whether the augmented copy gets Cutout too; auto: on images larger than 40 pixels."""
+    iterate: bool = True
+    """False: every site trains alone to the end and the aggregate is only scored (Table 6)."""
+    noise: float = 0.0
+    """Standard deviation of Gaussian noise on the aggregated extractor (sec. 3.3)."""
+    predict: Rule = "probabilities"
+    """Whether classifiers are averaged after or before the softmax."""
+
+    def __post_init__(self) -> None:
+        if self.ops < 1:
+            raise ValueError(f"ops must be 1 or more, not {self.ops}; augment=false turns RandAugment off")
+        if not 0 <= self.magnitude <= MAX_MAGNITUDE:
+            raise ValueError(f"magnitude must be from 0 to {MAX_MAGNITUDE}, not {self.magnitude}")
+        if not 0 <= self.noise < float("inf"):
+            raise ValueError(f"noise must be 0 or more, not {self.noise}")
+        if self.collaboration == "consistency" and not self.iterate:
+            raise ValueError("collaboration=consistency trains all classifiers together and needs iterate=true")
+        if self.collaboration == "enlarge" and not self.augment:
+            raise ValueError("collaboration=enlarge adds augmented copies and needs augment=true")
+
+
+def hyper_of(plan: Plan) -> Hyper:
+    """COPA's keys; copa-uda has the same and more."""
+    return codec.restore(Hyper, {field.name: plan.hyper[field.name] for field in dataclasses.fields(Hyper)})
+
+
+def converted_network(plan: Plan, hyper: Hyper) -> Network:
+    """The plan's network with its norms converted. Its initial weights do not matter."""
+    net = plain_network(plan)
+    convert_norms(net.backbone, hyper.norm, hyper.norm_where)
+    return net
+
+
+# --- The model ----------------------------------------------------------------------------------------------------
+
+
+def loaded(net: Network, extractor: Weights, head: Weights, device: torch.device) -> Network:
+    """`net` as {F, C}, ready to train."""
+    weights = {f"backbone.{key}": value for key, value in extractor.items()}
+    weights |= {f"head.{key}": value for key, value in head.items()}
+    return cast(Network, with_weights(net, weights, device).train())
+
+
+def copy_of(head: nn.Module, weights: Weights) -> nn.Module:
+    """Another classifier like `head`, on its device."""
+    other = copy.deepcopy(head)
+    other.load_state_dict(dict(weights))
+    return other
+
+
+def judges_of(net: Network, frozen: Mapping[str, Weights], hyper: Hyper) -> list[nn.Module]:
+    """The classifiers whose losses on the second look are added: the other domains' frozen ones, in the order of their
+    names, or the site's own (`enlarge`)."""
+    if hyper.collaboration == "enlarge":
+        return [net.head]
+    return [copy_of(net.head, weights).requires_grad_(False) for _, weights in sorted(frozen.items())]
+
+
+def numbered(heads: Sequence[Weights]) -> dict[str, Tensor]:
+    """The state dict of a module list."""
+    return {f"{number}.{key}": value for number, head in enumerate(heads) for key, value in head.items()}
+
+
+def below(prefix: str, weights: Weights) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
+
+
+def assembled(extractor: Weights, heads: Mapping[str, Weights], trained: Mapping[str, bool]) -> dict[str, Tensor]:
+    """{F_t, {C_i}} as the weights of a network whose head is an ensemble, in the order of the domains' names.
+    Classifiers that were never trained have share 0."""
+    domains = sorted(heads)
+    backbone = {f"backbone.{key}": value for key, value in extractor.items()}
+    members = numbered([heads[domain] for domain in domains])
+    shares = equal_shares([trained[domain] for domain in domains])
+    return backbone | {f"head.members.{key}": value for key, value in members.items()} | {"head.shares": shares}
+
+
+def ensemble_network(plan: Plan, domains: int) -> Network:
+    """The module that predicts: one extractor, and the mean of one classifier for each of `domains`."""
+    hyper = hyper_of(plan)
+    net = converted_network(plan, hyper)
+    net.head = Ensemble(net.head, domains, hyper.predict)  # Eq. (7)
+    return net
+
+
+# --- Eq. (5), for a site and for the target -----------------------------------------------------------------------
+
+
+def collaborative_loss(
+    net: Network, judges: Sequence[nn.Module], look_again: Look | None
+) -> tuple[Callable[[LabelledBatch], Tensor], ...]:
+    """Eq. (5) as functions of a batch that add up to the loss: that of the site's own classifier on the batch, and that
+    of the `judges` on a second look at it, or on the same features if there is no second look."""
+
+    def own(batch: LabelledBatch) -> Tensor:
+        return cross_entropy(net(batch.x), batch.y)  # Eq. (1)
+
+    def both(batch: LabelledBatch) -> Tensor:
+        features = net.features(batch.x)
+        return cross_entropy(net.head(features), batch.y) + sum_of_losses(judges, features, batch.y)
+
+    if not judges:
+        return (own,)
+    if look_again is None:
+        return (both,)
+
+    def others(batch: LabelledBatch) -> Tensor:
+        # A separate pass: in one batch, plain and augmented images would be normalised by common statistics.
+        return sum_of_losses(judges, net.features(look_again(batch.x)), batch.y)
+
+    return (own, others)
+
+
+def sum_of_losses(heads: Sequence[nn.Module], features: Tensor, labels: Tensor) -> Tensor:
+    """sum_j CE(C'_j(features), labels). The gradient passes through frozen classifiers to the features."""
+    scores = torch.cat([head(features) for head in heads])
+    return len(heads) * cross_entropy(scores, labels.repeat(len(heads)))
+
+
+def second_look(hyper: Hyper, plan: Plan, rng: Rng) -> Look | None:
+    """A(x) of Eq. (5): RandAugment, and Cutout on photographs. None: all classifiers see the same features."""
+    if not hyper.augment:
+        return None
+    generator = rng.child("second-look").torch()
+    is_cut = max(plan.model.input_shape) > PHOTOGRAPH if hyper.cutout == "auto" else hyper.cutout
+
+    def augment(x: Tensor) -> Tensor:
+        new = rand_augment(x.cpu(), generator, hyper.ops, hyper.magnitude)
+        if is_cut:
+            new = cutout(new, min(x.shape[2:]) // 2, generator)
+        return new.to(x.device, memory_format=torch.channels_last)
+
+    return augment
+
+
+# --- Eq. (6) ------------------------------------------------------------------------------------------------------
+
+
+def aggregated(fed: Federation, extractors: Iterable[tuple[Weights, float]], noise: float) -> dict[str, Tensor]:
+    """F_t = sum_i alpha_i F_i, with Gaussian noise of deviation `noise`. The weights alpha_i need not sum to 1."""
+    mean = fed.average(extractors)  # Eq. (6)
+    if noise == 0:
+        return mean
+    # Never from the run's seed: the noise protects against sites and readers of the model file, who know the seed and
+    # could subtract it again. The price is that such a run cannot be repeated bit for bit.
+    return add_noise(mean, noise, torch.Generator().manual_seed(secrets.randbits(63)))

@@ -1,0 +1,1 @@
+"""Backbones: one module per family, with the layer names of published weights."""

@@ -1,0 +1,220 @@
+"""A trained model as one safetensors file that says what it is.
+
+The metadata under `fedshift` is a small header of its own, not the plan or the configuration of the run: it holds what
+prediction needs and nothing else, so that a file still opens when fedshift gets more keys. Weights of the shared model
+keep their names; those of a site's own model are under `sites/<site>/`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedshift._version import __version__
+from fedshift.data.domain import Task
+from fedshift.errors import FedshiftError, InputError
+from fedshift.federation import codec
+from fedshift.federation.plan import ModelSpec, Plan, Setting, Training
+from fedshift.federation.releases import Weights
+from fedshift.files import write_atomically
+from fedshift.methods import find_method
+from fedshift.methods.base import SHARED
+from fedshift.methods.local import SharedModelMethod, plain_network
+from fedshift.nn.archs import find_arch
+from fedshift.nn.network import Network
+
+FORMAT = 2
+"""1, of fedshift 0.1.0, held the whole plan of the run."""
+
+
+@dataclass(frozen=True)
+class ModelHeader:
+    """What a model is and what it takes. Keys that a reader does not know are ignored, missing ones get the defaults.
+
+    `mean` and `std` normalise inputs per channel; empty: those of the architecture. `mask_ids` has the id of each class
+    in the masks that were learned from; it is empty where there were no mask files. `hyper` are the method's own keys,
+    `sources` the labelled sites: some methods build their network from them. A `plain` network is the architecture as
+    it is: then the method's code is not needed."""
+
+    arch: str
+    task: Task
+    classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    columns: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    freeze_norm: bool = False
+    mask_ids: tuple[int, ...] = ()
+    method: str = "fedavg"
+    setting: Setting = "generalize"
+    sources: tuple[str, ...] = ()
+    hyper: Mapping[str, Any] = field(default_factory=dict)
+    plain: bool = False
+    written_by: str = "0.1.0"
+
+    @classmethod
+    def of(cls, plan: Plan, mask_ids: tuple[int, ...] = ()) -> ModelHeader:
+        spec = plan.model
+        net = next(part for part in find_method(plan.method).network(plan).modules() if isinstance(part, Network))
+        return cls(
+            spec.arch,
+            spec.task,
+            spec.classes,
+            spec.input_shape,
+            spec.columns,
+            tuple(net.mean.flatten().tolist()),
+            tuple(net.std.flatten().tolist()),
+            spec.freeze_norm,
+            mask_ids,
+            plan.method,
+            plan.setting,
+            plan.sources,
+            plan.hyper,
+            find_method(plan.method).network is SharedModelMethod.network,
+            __version__,
+        )
+
+    def network(self) -> nn.Module:
+        """The module that predicts, with weights still to be loaded."""
+        spec = ModelSpec(self.arch, self.task, self.classes, self.input_shape, self.columns, self.freeze_norm)
+        plan = Plan(__version__, self.method, self.setting, self.sources, 0, 1, spec, _NO_TRAINING, self.hyper)
+        try:
+            find_arch(self.arch)
+            method = None if self.plain else find_method(self.method)
+        except InputError as error:
+            if error.code != "unknown-name":
+                raise
+            raise InputError(
+                "unknown-name",
+                f"this model needs code that does not come with fedshift ({error.message}): import the module that"
+                " registers it first (fedshift --import MODULE), or call"
+                f" fedshift.extend.register_net(net, {self.arch!r})",
+            ) from error
+        if method is None:
+            net: nn.Module = plain_network(plan)
+        else:
+            hyper = codec.completed(method.hyper_type, dict(self.hyper))
+            net = method.network(dataclasses.replace(plan, hyper=hyper))
+        for part in net.modules():
+            if isinstance(part, Network) and self.mean:
+                part.mean.copy_(torch.tensor(self.mean).reshape(part.mean.shape))
+                part.std.copy_(torch.tensor(self.std).reshape(part.std.shape))
+        return net
+
+
+_NO_TRAINING = Training(1, 1, 0.0, 0.0, 0.0, 0.0, 1.0, "constant", "float32", ())
+"""A model that is only used needs a plan to be built from, but none of its training."""
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A method's models by site, and under `SHARED` the one for everyone else."""
+
+    header: ModelHeader
+    models: Mapping[str, Weights]
+
+    def network(self, site: str | None = None) -> nn.Module:
+        """The module that predicts for `site`, in evaluation mode."""
+        net = self.header.network()
+        net.load_state_dict(dict(self.models[self.choose(site)]))
+        return net.eval()
+
+    def choose(self, site: str | None) -> str:
+        """The model that `site` gets: its own, the shared one, or the only one there is."""
+        if site is not None and site in self.models:
+            return site
+        if SHARED in self.models:
+            return SHARED
+        if len(self.models) == 1:
+            return next(iter(self.models))
+        missing = "" if site is None else f"no model of {site!r}, only "
+        raise InputError(
+            "unknown-name",
+            f"this run has {missing}a model for each of {', '.join(self.own)} and none to share: name one with --site",
+        )
+
+    @property
+    def own(self) -> list[str]:
+        """The sites that have a model of their own."""
+        return sorted(site for site in self.models if site != SHARED)
+
+    def to_ids(self, numbers: NDArray[Any]) -> NDArray[np.uint8]:
+        """Class numbers as the ids of the user's own masks; unchanged where those are not known."""
+        ids = np.array(self.header.mask_ids or range(len(self.header.classes)), dtype=np.uint8)
+        return np.asarray(ids[numbers])
+
+
+def save_model(path: Path, saved: SavedModel) -> str:
+    """Writes the file and returns its SHA-256."""
+    tensors: dict[str, Tensor] = {}
+    for site, weights in saved.models.items():
+        prefix = "" if site == SHARED else f"sites/{site}/"
+        tensors |= {prefix + key: value for key, value in weights.items()}
+    header = {"format": FORMAT, **codec.plain(saved.header), "sites": sorted(saved.models)}
+    data = codec.seal(tensors, header)
+    write_atomically(path, data)
+    return codec.sha256(data)
+
+
+def load_model(path: Path) -> SavedModel:
+    if not path.is_file():
+        raise InputError("run-missing", f"there is no trained model at {path}: is the run finished?")
+    data = path.read_bytes()
+    try:
+        tensors, metadata = codec.read_safetensors(data)
+        header = codec.read_header(metadata)
+        found = header.get("format", 1)
+        if found == FORMAT:
+            codec.verify_seal(tensors, header)
+        elif found == 1:
+            header = _of_format_1(header)
+        sites = codec.restore(tuple[str, ...], header["sites"], "sites")
+    except (FedshiftError, KeyError, TypeError) as error:
+        why = f": {error.message}" if isinstance(error, FedshiftError) else ""
+        raise InputError("run-corrupt", f"{path} is not a fedshift model file, or is damaged{why}") from error
+    try:
+        if found not in (1, FORMAT):
+            raise FedshiftError("run-corrupt", f"it has format {found}, and this version reads up to {FORMAT}")
+        about = codec.restore(ModelHeader, codec.completed(ModelHeader, header), "header")
+        channels = {0, 1 if len(about.input_shape) == 1 else 3}
+        scales = (*about.mean, *about.std)
+        if len(about.mean) not in channels or len(about.std) != len(about.mean) or not all(map(math.isfinite, scales)):
+            raise FedshiftError("run-corrupt", "mean and std are not finite numbers, one per channel")
+    except FedshiftError as error:
+        raise InputError(
+            "run-corrupt",
+            f"{path} was written by fedshift {header.get('written_by', '(unknown)')} and cannot be read by"
+            f" {__version__}: {error.message}",
+        ) from error
+    models: dict[str, dict[str, Tensor]] = {site: {} for site in sites}
+    for key, value in tensors.items():
+        owner = next((s for s in models if s != SHARED and key.startswith(f"sites/{s}/")), SHARED)
+        models.setdefault(owner, {})[key if owner == SHARED else key.removeprefix(f"sites/{owner}/")] = value
+    return SavedModel(about, models)
+
+
+def _of_format_1(header: dict[str, Any]) -> dict[str, Any]:
+    plan = header["plan"]
+    kept = {key: plan[key] for key in ("method", "setting", "sources", "hyper")}
+    return {
+        **plan["model"],
+        **kept,
+        "mask_ids": header.get("mask_ids", []),
+        "sites": header["sites"],
+        "written_by": plan["version"],
+    }
+
+
+@torch.inference_mode()
+def probabilities(net: nn.Module, inputs: Tensor, batch: int = 256) -> Tensor:
+    """Class probabilities `(n, classes)` (or `(n, classes, h, w)`) of inputs as the network takes them."""
+    return torch.cat([net(part).softmax(1) for part in inputs.split(batch)])

@@ -1,0 +1,340 @@
+"""The one reader of a run directory: what the run was, how far it is, every number it wrote.
+
+It reads finished, unfinished and failed runs. Lines that were cut off are left out and counted; a damaged configuration
+or result is an error that names the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError
+
+from fedshift.errors import CATALOGUE, InputError
+from fedshift.methods import find_about
+from fedshift.methods.base import About
+from fedshift.runs.directory import RunDirectory, read_metrics
+
+Points = list[tuple[int, float | None]]
+"""(round, value) of one metric at one site."""
+HEADLINES = ("accuracy", "miou")
+"""Metrics that can be a run's score."""
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class RuleScores(BaseModel):
+    """The score on one target under the three rules that choose a round."""
+
+    last: float
+    source_val: float
+    oracle: float
+
+
+class Results(BaseModel):
+    """The parts of `results.json` that readers use."""
+
+    method: str
+    setting: str
+    task: str
+    dataset: str
+    sources: list[str]
+    target: str | None = None
+    home: str | None = None
+    seed: int
+    rounds: int
+    classes: list[str] = Field(default_factory=list)
+    per_target: dict[str, RuleScores] = Field(default_factory=dict)
+    source_val: dict[str, float] = Field(default_factory=dict)
+    chosen_round: int | None = None
+    confusion: dict[str, list[list[int]]] = Field(default_factory=dict)
+    samples: dict[str, dict[str, int]] = Field(default_factory=dict)
+    bytes: dict[str, int] = Field(default_factory=dict)
+    seconds: dict[str, float | None] = Field(default_factory=dict)
+    counters: dict[str, int] = Field(default_factory=dict)
+    model_sha256: str = ""
+
+
+class MetricRow(BaseModel):
+    """One line of `metrics.jsonl`."""
+
+    round: int
+    phase: str
+    site: str
+    name: str
+    value: float | None
+
+
+class LedgerLine(BaseModel):
+    """One field that left a site, once."""
+
+    round: int
+    step: str
+    field: str
+    kind: str
+    values: int
+    bytes: int
+
+
+@dataclass
+class Scores:
+    """One scored round: validation by source, test by target."""
+
+    round: int
+    val: dict[str, float]
+    test: dict[str, float]
+
+    @property
+    def source_val(self) -> float:
+        """The mean over sources, each counting the same."""
+        return sum(self.val.values()) / len(self.val) if self.val else math.nan
+
+
+def chosen_round(history: list[Scores]) -> Scores:
+    """The round with the best mean validation score over sources, the latest of equals; without validation the last."""
+    scored = [scores for scores in history if scores.val]
+    return max(scored, key=lambda s: (s.source_val, s.round)) if scored else history[-1]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run, finished or not: `results` is None until it is finished. `ledger` has the lines of each site. `broken`
+    counts unreadable lines of its files. `failure` is a sentence on the error that ended the run, else empty. `written`
+    is when the last metrics were written."""
+
+    path: Path
+    config: Mapping[str, Any]
+    config_text: str
+    environment_text: str
+    rows: tuple[MetricRow, ...]
+    ledger: Mapping[str, tuple[LedgerLine, ...]]
+    broken: int
+    written: datetime
+    results: Results | None
+    failure: str = ""
+
+    @property
+    def method(self) -> str:
+        return self.results.method if self.results else str(self.config.get("method"))
+
+    @property
+    def dataset(self) -> str:
+        if self.results:
+            return self.results.dataset
+        folder = self.config.get("data_dir")
+        return str(self.config.get("dataset") or (Path(str(folder)).name if folder else "data"))
+
+    @property
+    def setting(self) -> str:
+        return self.results.setting if self.results else str(self.config.get("setting"))
+
+    @property
+    def home(self) -> str | None:
+        return self.results.home if self.results else self._text("home")
+
+    @property
+    def target(self) -> str | None:
+        return self.results.target if self.results else self._text("target")
+
+    @property
+    def attacks(self) -> tuple[str, ...]:
+        """The attacks that were simulated, for a study."""
+        found = self.config.get("attack") or []
+        return tuple(map(str, found)) if isinstance(found, list) else (str(found),)
+
+    @property
+    def seed(self) -> int:
+        return self.results.seed if self.results else int(self.config.get("seed") or 0)
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are planned."""
+        return self.results.rounds if self.results else int(self.config.get("rounds") or 0)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(self.results.sources if self.results else map(str, self.config.get("sources") or ()))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The domains that the run is tested on, known before the first test."""
+        if self.results:
+            return tuple(self.results.per_target)
+        named = map(str, self.config.get("targets") or ())
+        return tuple(named) or ((self.target,) if self.target else tuple(self.series("test")))
+
+    @cached_property
+    def round(self) -> int:
+        """The last round that wrote metrics."""
+        return max((row.round for row in self.rows), default=0)
+
+    @cached_property
+    def headline(self) -> str:
+        """The metric that is this run's score."""
+        if self.results:
+            return "accuracy" if self.results.task == "classification" else "miou"
+        scored = (row.name for row in self.rows if row.phase in ("val", "test"))
+        return next((name for name in scored if name in HEADLINES), "accuracy")
+
+    @property
+    def about(self) -> About | None:
+        try:
+            return find_about(self.method)
+        except InputError:  # This installation does not have the method.
+            return None
+
+    @property
+    def bound(self) -> str:
+        """What a bound sees that a federation may not; empty for a method that can be deployed."""
+        return self.about.data if self.about and self.about.is_bound else ""
+
+    @property
+    def moved_data(self) -> str:
+        """What data the method copies between sites; empty for a bound and for a method that moves no data."""
+        return self.about.needs if self.about and self.about.data == "source-copies" else ""
+
+    def series(self, phase: str, name: str | None = None) -> dict[str, Points]:
+        """Site -> (round, value) of one metric. Without a name, of the run's score."""
+        wanted = name or self.headline
+        found: dict[str, Points] = {}
+        for row in self.rows:
+            if row.phase == phase and row.name == wanted:
+                found.setdefault(row.site, []).append((row.round, row.value))
+        return found
+
+    @cached_property
+    def history(self) -> list[Scores]:
+        """Every scored round so far, in order."""
+        rounds: dict[int, Scores] = {}
+        for row in self.rows:
+            if row.name == self.headline and row.phase in ("val", "test") and row.value is not None:
+                scores = rounds.setdefault(row.round, Scores(row.round, {}, {}))
+                (scores.val if row.phase == "val" else scores.test)[row.site] = row.value
+        return [rounds[number] for number in sorted(rounds)]
+
+    @cached_property
+    def chosen(self) -> int | None:
+        """The round chosen on the sources' validation data, among those so far."""
+        if self.results:
+            return self.results.chosen_round
+        return chosen_round(self.history).round if self.history else None
+
+    @cached_property
+    def scores(self) -> dict[str, RuleScores]:
+        """Target -> its scores. In an unfinished run, those of the rounds so far."""
+        if self.results:
+            return self.results.per_target
+        by_round = {scores.round: scores.test for scores in self.history}
+        found: dict[str, RuleScores] = {}
+        for target in self.targets:
+            values = {number: test[target] for number, test in by_round.items() if target in test}
+            if values:
+                last = values[max(values)]
+                picked = values.get(self.chosen, last) if self.chosen is not None else last
+                found[target] = RuleScores(last=last, source_val=picked, oracle=max(values.values()))
+        return found
+
+    @cached_property
+    def validation(self) -> dict[str, float]:
+        """Source -> its validation score in the last scored round."""
+        if self.results:
+            return self.results.source_val
+        return self.history[-1].val if self.history else {}
+
+    def _text(self, key: str) -> str | None:
+        value = self.config.get(key)
+        return None if value is None else str(value)
+
+
+def read_record(path: Path) -> RunRecord:
+    """Everything that the run in `path` has written so far."""
+    directory = RunDirectory(path)
+    if not directory.config.is_file():
+        raise InputError(
+            "run-missing", f"{path} is not a run: it has no config.yaml. Give the folder that `fedshift train` wrote."
+        )
+    config_text = directory.config.read_text(errors="replace")
+    environment = path / "env.json"
+    lines, broken = read_metrics(directory.metrics)
+    rows = [row for line in lines if (row := _checked(MetricRow, line)) is not None]
+    ledger, cut_off = _read_ledgers(directory.sites)
+    newest = directory.metrics if directory.metrics.exists() else directory.config
+    return RunRecord(
+        path=path,
+        config=_read_config(directory.config, config_text),
+        config_text=config_text,
+        environment_text=environment.read_text(errors="replace") if environment.is_file() else "",
+        rows=tuple(rows),
+        ledger=ledger,
+        broken=broken + len(lines) - len(rows) + cut_off,
+        written=datetime.fromtimestamp(newest.stat().st_mtime, UTC),
+        results=_checked_results(directory.results)[0] if directory.results.is_file() else None,
+        failure=_read_failure(directory.failed) if directory.failed.is_file() else "",
+    )
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """The content of `results.json` in the run directory `path`, which must be finished."""
+    directory = RunDirectory(path)
+    if not directory.done.exists():
+        raise InputError("run-missing", f"{path} is not a finished run")
+    return _checked_results(directory.results)[1]
+
+
+def _read_config(path: Path, text: str) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError("run-corrupt", f"{path} is not readable as YAML: restore it from a copy") from error
+    if not isinstance(config, dict):
+        raise InputError("run-corrupt", f"{path} does not hold a configuration: restore it from a copy")
+    return config
+
+
+def _checked_results(path: Path) -> tuple[Results, dict[str, Any]]:
+    try:
+        content = json.loads(path.read_text())
+        return Results.model_validate(content), content
+    except (FileNotFoundError, ValueError) as error:
+        raise InputError(
+            "run-corrupt",
+            f"{path} is damaged: delete it and the file `done` beside it, then run again with --resume",
+        ) from error
+
+
+def _read_failure(path: Path) -> str:
+    code = path.read_text(errors="replace").strip()
+    if code in CATALOGUE:
+        return f"{CATALOGUE[code].rstrip('.')} ({code})."
+    return "An unexpected error ended it: the terminal or log that it ran in has more."
+
+
+def _read_ledgers(folder: Path) -> tuple[dict[str, tuple[LedgerLine, ...]], int]:
+    ledgers: dict[str, tuple[LedgerLine, ...]] = {}
+    broken = 0
+    for path in sorted(folder.glob("*/ledger.jsonl")):
+        lines = path.read_text(errors="replace").splitlines()
+        whole = []
+        for line in lines:
+            with suppress(ValueError):
+                entry = _checked(LedgerLine, json.loads(line))
+                whole += [entry] if entry else []
+        ledgers[path.parent.name] = tuple(whole)
+        broken += len(lines) - len(whole)
+    return ledgers, broken
+
+
+def _checked(model: type[T], values: Any) -> T | None:
+    try:
+        return model.model_validate(values)
+    except ValidationError:
+        return None

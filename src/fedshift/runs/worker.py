@@ -1,0 +1,75 @@
+"""A worker process that is a new interpreter: reads requests from its standard input, answers on standard output."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from fedshift.data import open_dataset
+from fedshift.federation import codec
+from fedshift.federation.engines.workers import end_with_parent, serve
+from fedshift.federation.plan import Plan
+from fedshift.federation.releases import Release
+from fedshift.federation.site import SiteHost, SiteSpec
+from fedshift.federation.step import Request, answer, pack_answer
+from fedshift.federation.survey import answer_survey
+from fedshift.machine import keep_freed_memory
+from fedshift.methods import find_method
+from fedshift.nn.archs import find_arch
+from fedshift.registry import allow_import, allow_only, import_module
+
+
+def main() -> None:
+    end_with_parent(os.getppid())
+    keep_freed_memory()
+    # Anything a library prints must not end up between the frames.
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    hosts: dict[str, Callable[[Request], bytes]] = {}
+
+    def handle(head: Mapping[str, Any]) -> Callable[[bytes], bytes] | None:
+        if "setup" in head:
+            hosts.clear()
+            hosts.update(_hosts(head["setup"]))
+            return None
+        return lambda body: hosts[head["site"]](Request(body=body, **head))
+
+    serve(sys.stdin.buffer, replies, handle)
+
+
+def _hosts(setup: Mapping[str, Any]) -> dict[str, Callable[[Request], bytes]]:
+    """Site -> what answers for it. Before there is a plan, a site can only say what it has."""
+    specs = codec.restore(tuple[SiteSpec, ...], setup["specs"])
+    if setup["plan"] is None:
+        return {spec.name: partial(answer_survey, spec) for spec in specs}
+    plan = codec.restore(Plan, setup["plan"])
+    try:
+        if "imports" in setup:
+            # On the user's own machine: the command that started the run named these modules.
+            for module in setup["imports"]:
+                allow_import(module)
+                import_module(module)
+        else:
+            # A coordinator elsewhere names a method: only what this site's own policy lists may be imported for it.
+            allow_only([module for spec in specs for module in spec.policy.imports])
+        find_method(plan.method)  # Its steps are known from here on.
+        find_arch(plan.model.arch)
+    except Exception as error:
+        return {spec.name: partial(_refuse, spec, error) for spec in specs}
+    return {spec.name: partial(answer, SiteHost(spec, plan, open_dataset)) for spec in specs}
+
+
+def _refuse(spec: SiteSpec, error: Exception, request: Request) -> bytes:
+    """The answer of a site that cannot take part: the code of the error; its text stays in the site's own log."""
+
+    def work() -> tuple[Release, int]:
+        raise error
+
+    return pack_answer(spec, request, work)
+
+
+if __name__ == "__main__":
+    main()

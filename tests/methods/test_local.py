@@ -1,0 +1,74 @@
+"""The training loop that methods share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedshift.methods.local import autocast, descend, train_batches
+
+
+def one_weight() -> tuple[nn.Linear, torch.optim.Optimizer]:
+    """f(x) = 2 x, at a learning rate of 1/4."""
+    net = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(net.weight, 2.0)
+    return net, torch.optim.SGD(net.parameters(), lr=0.25)
+
+
+def test_a_batch_is_one_step_and_the_mean_loss_comes_back() -> None:
+    net, optimizer = one_weight()
+    loss = train_batches([1.0, 3.0], lambda b: b * net.weight.sum(), optimizer)
+    # 2 - 1/4 * 1 = 1.75, then 1.75 - 1/4 * 3 = 1; losses 1 * 2 and 3 * 1.75.
+    assert net.weight.item() == 1.0 and loss == (2 + 5.25) / 2
+
+
+def test_terms_of_a_loss_are_added_up_before_the_step() -> None:
+    """The second is computed from the weights that the first was computed from, after its gradient was taken."""
+    net, optimizer = one_weight()
+    seen: list[float | None] = []
+
+    def first(batch: float) -> Tensor:
+        return batch * net.weight.sum()
+
+    def second(batch: float) -> Tensor:
+        seen.append(None if net.weight.grad is None else net.weight.grad.item())
+        return net.weight.square().sum()
+
+    loss = train_batches([1.0], (first, second), optimizer)
+    assert seen == [1.0] and loss == 2 + 4
+    assert net.weight.item() == 2 - 0.25 * (1 + 2 * 2)
+
+
+def test_no_batches_are_a_loss_of_0() -> None:
+    net, optimizer = one_weight()
+    assert train_batches([], lambda _: net.weight.sum(), optimizer) == 0 and net.weight.item() == 2
+
+
+def test_a_failure_names_its_batch() -> None:
+    net, optimizer = one_weight()
+    with pytest.raises(ZeroDivisionError) as caught:
+        train_batches([1.0, 0.0], lambda b: net.weight.sum() / b if b else net.weight.sum() * (1 / b), optimizer)
+    assert caught.value.__notes__ == ["in batch 1 of this step's training"]
+
+
+def test_descending_forgets_earlier_gradients() -> None:
+    net, optimizer = one_weight()
+    net.weight.sum().backward()
+    descend(3 * net.weight.sum(), optimizer)
+    assert net.weight.item() == 2 - 0.25 * 3
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_autocast_is_for_the_device_that_is_trained_on(device: str) -> None:
+    context = autocast(torch.device(device), "float32")
+    assert context.device == device
+
+
+def test_bfloat16_is_for_forward_passes_inside_and_float32_turns_it_off() -> None:
+    net, x = nn.Linear(2, 2), torch.rand(1, 2)
+    with autocast(x.device, "bfloat16"):
+        assert net(x).dtype == torch.bfloat16
+        with autocast(x.device, "float32"):
+            assert net(x).dtype == torch.float32
+    assert net(x).dtype == torch.float32
