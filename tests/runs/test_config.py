@@ -61,7 +61,7 @@ def test_a_value_out_of_range_names_its_key(wrong: dict[str, Any]) -> None:
         ("dualadapt.points=8.5", "dualadapt.points: 8.5 is not a whole number"),
         ("dualadapt.mixtures=maybe", 'dualadapt.mixtures: "maybe" is not true or false'),
         ("dualadapt.mixtures=1", "dualadapt.mixtures: 1 is not true or false"),
-        ("dualadapt.statistics=both", 'dualadapt.statistics: "both" is not one of client, home'),
+        ("dualadapt.statistics=both", 'dualadapt.statistics: "both" is not one of auto, client, home'),
         ("dualadapt.alignment=much", 'dualadapt.alignment: "much" is not a number or null'),
         ("dualadapt.energy=", "dualadapt.energy: null is not a number"),
         ("csac.lambda=[1]", "csac.lambda: [1] is not a number"),

@@ -25,6 +25,7 @@ from fedshift.federation.handshake import introduce
 from fedshift.federation.releases import kinds
 from fedshift.methods import find_about, find_method
 from fedshift.methods.evaluation import score
+from fedshift.methods.statistics import measure
 from fedshift.report.text import byte_size, duration, explain_counter, plural
 from fedshift.runs.card import skipped_throughout
 
@@ -114,8 +115,10 @@ def show_privacy(method: str) -> None:
         table.add_column(column, no_wrap=True, overflow="fold")
     for column in ("what it is", "to", "secure aggregation"):
         table.add_column(column, min_width=12, overflow="fold")
-    # Besides the method's steps, every site introduces itself once and scores models if it has labels.
-    for step in (introduce, *implementation.steps, score):
+    # Besides the method's steps, every site introduces itself once, measures its statistics with norm=own, and scores
+    # models if it has labels. DualAdapt's clients send their statistics in its own step.
+    measures = "multi-adapt" in about.settings and not about.uses_statistics
+    for step in (introduce, *implementation.steps, *((measure,) if measures else ()), score):
         table.add_section()
         table.add_row(step.name)
         for field, kind in kinds(step.release).items():

@@ -48,6 +48,7 @@ _BUILTIN = (
     Entry(averaging.FEDAVG, averaging.Averaging),
     Entry(averaging.DEEPALL, averaging.Averaging),
     Entry(averaging.SOURCE_ONLY, averaging.Averaging),
+    Entry(averaging.ADABN, averaging.Averaging),
     Entry(averaging.SINGLE_SITE, averaging.Apart),
     Entry(averaging.ORACLE, averaging.Apart),
     Entry(feddg.FEDDG, feddg.FedDG),

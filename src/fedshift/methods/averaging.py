@@ -139,6 +139,13 @@ DEEPALL = About(
     cost=PLAIN,
 )
 SOURCE_ONLY = About("source-only", EVERYWHERE, "baseline: no adaptation", pretrained=_PRETRAINED, cost=PLAIN)
+ADABN = About(
+    "adabn",
+    ("adapt", "multi-adapt"),
+    "Li et al., ICLR workshops 2017; control: only normalisation adapts",
+    pretrained=_PRETRAINED,
+    norm="own",
+)
 SINGLE_SITE = About("single-site", EVERYWHERE, "baseline: every site alone", pretrained=_PRETRAINED, cost=PLAIN)
 ORACLE = About(
     "oracle",

@@ -45,6 +45,8 @@ class About:
     unsent: frozenset[str] = frozenset()
     needs_all: bool = False
     uses_statistics: bool = False
+    norm: Literal["average", "own"] | None = None
+    """What `norm: auto` is for this method, where its definition says so; with `own` it cannot be anything else."""
     counters: Mapping[str, str] = field(default_factory=dict)
     """Counter -> one sentence on what it means, for reports. Every name that the method counts is here."""
     time_factor: float = 1.0
@@ -59,9 +61,9 @@ class About:
         return self.data in ("pooled", "target-copies", "target-labels")
 
 
-PRETRAINED: Mapping[str, Any] = {"batch_size": 16, "lr": 0.002, "backbone_lr_factor": 0.1, "freeze_norm": True}
-"""What keeps a pre-trained network pre-trained: chosen by source validation on photographs (docs/networks.md). Methods
-that work with the statistics of sites do not freeze them."""
+PRETRAINED: Mapping[str, Any] = {"batch_size": 16, "lr": 0.002, "backbone_lr_factor": 0.1}
+"""What keeps a pre-trained network pre-trained, beside frozen statistics: chosen by source validation on photographs
+(docs/networks.md)."""
 
 
 class Method(Protocol):

@@ -42,6 +42,7 @@ from fedshift.methods.clients import (
 )
 from fedshift.methods.cost import Formula
 from fedshift.methods.local import augmentation, sgd, train_batches, weights_of, with_weights
+from fedshift.methods.statistics import has_negative_variance
 from fedshift.nn.backbones.segmentation import with_light_head
 from fedshift.nn.network import Network
 from fedshift.nn.normalisation import STATISTICS, forgetting, remembering, statistics_of
@@ -76,8 +77,9 @@ class Hyper:
     alignment: float | None = None
     """Weight of Eq. (6), as a mean over clients; set to their number it is the printed sum. 0: the home learns only
     from its labels. None: 1, and 0.1 if the home has the clients' images (fed-oracle)."""
-    statistics: Literal["client", "home"] = "client"
-    """Whose BatchNorm statistics the extractor has at a client: the client's, or the home's."""
+    statistics: Literal["auto", "client", "home"] = "auto"
+    """Whose BatchNorm statistics the extractor has at a client: the client's, or the home's. auto: the client's,
+    unless the common key `norm` is `average`."""
     local_share: float = 0.5
     """Share of a client's own classifier in its prediction (Eq. 7); the shared classifier has the rest."""
 
@@ -144,7 +146,7 @@ def adapt(site: Unlabelled, extractor: Weights, classifier: Weights, source: Sou
         raise SiteError("data-empty", f"client {site.name!r} has no training data")
     hyper, training = site.hyper(Hyper), site.plan.training
     net = _loaded(site, extractor, classifier).eval().requires_grad_(False)
-    statistics = _own_statistics(site, net) if hyper.statistics == "client" else {}
+    statistics = _own_statistics(site, net) if hyper.statistics != "home" else {}
     local = copy.deepcopy(net.head).requires_grad_(True).train()  # line 6
     if not hyper.self_training:
         # DIFFERS: where F_l = F_g the discrepancy has no gradient, so that the two would stay equal.
@@ -266,7 +268,7 @@ def optimise(
     before = copy.deepcopy(net).eval().requires_grad_(False)
     stand_ins = _stand_ins(home, tuple(heads), rng)
     # Neither mixup images nor a client's images (fed-oracle) may change the statistics of the home's images.
-    is_apart = hyper.statistics == "client"
+    is_apart = hyper.statistics != "home"
     weight = _alignment(hyper, home)
     losses: dict[bool, list[float]] = {True: [], False: []}
 
@@ -358,7 +360,7 @@ class DualAdapt:
         )
 
     def _statistics_like(self, extractor: Weights) -> dict[str, Tensor]:
-        is_own = self.hyper.statistics == "client"
+        is_own = self.hyper.statistics != "home"
         return {key: value for key, value in extractor.items() if is_own and key.endswith(STATISTICS)}
 
     def _collect(
@@ -369,7 +371,7 @@ class DualAdapt:
         usable: dict[str, Adapted] = {}
         mixtures: dict[str, Mixture] = {}
         for site, reply in replies:
-            if any(key.endswith("running_var") and bool((value < 0).any()) for key, value in reply.statistics.items()):
+            if has_negative_variance(reply.statistics):
                 fed.count("refused.statistics")
                 continue
             if source:

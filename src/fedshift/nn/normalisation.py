@@ -12,41 +12,50 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedshift.errors import InputError
 from fedshift.functional.norms import Moments, Part, mixed_norm
 from fedshift.nn.backbones.efficientnet import MBConv
 from fedshift.nn.backbones.mobilenet import InvertedResidual
 from fedshift.nn.backbones.resnet import BasicBlock, Bottleneck
+from fedshift.nn.backbones.tables import Standardise
 from fedshift.nn.network import Backbone
 from fedshift.nn.taps import norm_layers
 
 STATISTICS = ("running_mean", "running_var")
 
 
+def tracking_layers(module: nn.Module) -> dict[str, nn.Module]:
+    """All layers that remember statistics of what they have seen, by dotted name: BatchNorm, layers that mix it with
+    others, and the standardisation of table columns."""
+    kinds = (_BatchNorm, HybridNorm, Standardise)
+    return {name: layer for name, layer in module.named_modules() if isinstance(layer, kinds)}
+
+
 def statistics_of(module: nn.Module) -> dict[str, Tensor]:
-    """A copy of the running means and variances of BatchNorm layers, by the names of the state dict."""
+    """A copy of the running means and variances that a network remembers, by the names of the state dict."""
     state = module.state_dict()
     return {
         f"{layer}.{name}": state[f"{layer}.{name}"].cpu().clone()
-        for layer in norm_layers(module)
+        for layer in tracking_layers(module)
         for name in STATISTICS
     }
 
 
 @contextmanager
 def remembering(module: nn.Module) -> Iterator[None]:
-    """Inside the block, BatchNorm layers normalise by batches. After it, their running statistics are the plain mean
-    over these batches. Everything else stays as it was."""
-    layers = list(norm_layers(module).values())
+    """Inside the block, layers that remember statistics normalise by batches. After it, their running statistics are
+    the plain mean over these batches. Everything else stays as it was."""
+    layers: list[Any] = list(tracking_layers(module).values())
     before = [(layer.training, layer.momentum) for layer in layers]
     for layer in layers:
         layer.reset_running_stats()
-        layer.momentum = None  # a plain mean over batches
+        layer.momentum = 0.0 if isinstance(layer, Standardise) else None  # a plain mean over batches
         layer.train()
     try:
         yield
@@ -116,7 +125,8 @@ class HybridNorm(nn.Module):
 
     def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1, with_layer: bool = False) -> None:
         super().__init__()
-        self.eps, self.momentum = eps, momentum
+        self.eps = eps
+        self.momentum: float | None = momentum
         self.parts: tuple[Part, ...] = ("batch", "instance", "layer") if with_layer else ("batch", "instance")
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
@@ -137,13 +147,20 @@ class HybridNorm(nn.Module):
             self._track(batch, count=maps.shape[0] * maps.shape[2])
         return out.view(x.shape).to(x.dtype)
 
+    def reset_running_stats(self) -> None:
+        self.running_mean.zero_()
+        self.running_var.fill_(1)
+        self.num_batches_tracked.zero_()
+
     @torch.no_grad()
     def _track(self, batch: Moments, count: int) -> None:
         """Moves the running statistics towards those of a batch with `count` values per channel."""
         mean, var = batch
         self.num_batches_tracked += 1
-        self.running_mean.lerp_(mean[0], self.momentum)
-        self.running_var.lerp_(var[0] * (count / max(count - 1, 1)), self.momentum)  # unbiased, as in BatchNorm
+        # As in BatchNorm: without a momentum, a plain mean over batches; the variance unbiased.
+        rate = 1.0 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean[0], rate)
+        self.running_var.lerp_(var[0] * (count / max(count - 1, 1)), rate)
 
 
 class FrozenHybridNorm(Frozen, HybridNorm):

@@ -21,6 +21,10 @@ from fedshift.federation.plan import Setting
 from fedshift.federation.policy import Policy
 from fedshift.methods import METHODS, find_about, find_method
 
+Norm = Literal["auto", "average", "frozen", "own"]
+"""Whose BatchNorm statistics normalise: the average of the sites', those of the initial weights, or those of whoever
+uses the model."""
+
 
 class RunConfig(BaseModel):
     """One run. `None` in a training key means: the method's published value, else the default beside it."""
@@ -47,7 +51,9 @@ class RunConfig(BaseModel):
     # The network.
     arch: str = "auto"
     weights: str | None = None
+    norm: Norm = "auto"
     freeze_norm: bool | None = None
+    """An older name: true is `norm: frozen`, false `norm: average`."""
 
     # How sites train.
     rounds: int | None = Field(None, ge=1)
@@ -111,7 +117,6 @@ DEFAULTS: dict[str, Any] = {
     "local_epochs": 1.0,
     "schedule": "cosine",
     "backbone_lr_factor": 1.0,
-    "freeze_norm": False,
 }
 """Used where neither the user nor the method's paper gives a value; `lr` comes from the architecture."""
 
@@ -140,7 +145,7 @@ def make_config(values: Mapping[str, Any]) -> RunConfig:
         where = ".".join(str(part) for part in first["loc"]) or "configuration"
         raise InputError("config-value", f"{where}: {first['msg']} (got {first.get('input')!r})") from None
     _check_types(Policy, config.policy, "policy")
-    _check_freezing(config)
+    _check_norm(config)
     RULES.find(config.aggregation)
     return config
 
@@ -166,9 +171,20 @@ def differing_keys(old: Mapping[str, Any], config: RunConfig) -> list[str]:
     if not isinstance(old.get(own) or {}, Mapping):
         return [own]
     return [
-        *_differing(old, new, {**_defaults(), **DEFAULTS, own: {}}, skip=own),
+        *_differing({**old, "norm": recorded_norm(old)}, new, {**_defaults(), **DEFAULTS, own: {}}, skip=own),
         *(f"{own}.{key}" for key in _differing(old.get(own) or {}, new[own] or {}, codec.plain(_check_hyper(own, {})))),
     ]
+
+
+def recorded_norm(old: Mapping[str, Any]) -> Norm:
+    """The key `norm` of a complete configuration, also of one from before there was such a key."""
+    if "norm" in old:
+        found: Norm = old["norm"]
+        return found
+    own = old.get(str(old.get("method"))) or {}
+    if isinstance(own, Mapping) and own.get("statistics") == "client":
+        return "own"
+    return "frozen" if old.get("freeze_norm") else "average"
 
 
 def _defaults() -> dict[str, Any]:
@@ -253,17 +269,26 @@ def _check_types(kind: type[Any], values: Mapping[str, Any], section: str) -> di
     return checked
 
 
-def _check_freezing(config: RunConfig) -> None:
-    if not config.freeze_norm:
+def _check_norm(config: RunConfig) -> None:
+    about = find_about(config.method)
+    if config.freeze_norm is not None and config.norm != "auto" and config.freeze_norm != (config.norm == "frozen"):
+        raise InputError(
+            "config-value",
+            f"freeze_norm={str(config.freeze_norm).lower()} contradicts norm={config.norm}: leave it out",
+        )
+    if about.norm == "own" and (config.norm not in ("auto", "own") or config.freeze_norm):
+        raise InputError("config-value", f"norm is always own with {about.name}: it is what makes {about.name}")
+    if not config.freeze_norm and config.norm != "frozen":
         return
+    key = "norm=frozen" if config.norm == "frozen" else "freeze_norm"
     if config.weights is None:
         raise InputError(
             "config-value",
-            "freeze_norm: BatchNorm layers of a network from scratch remember nothing that could be kept. "
-            "Set weights too (--weights imagenet), or leave freeze_norm out.",
+            f"{key}: BatchNorm layers of a network from scratch remember nothing that could be kept. "
+            "Set weights too (--weights imagenet), or leave it out.",
         )
-    if find_about(config.method).uses_statistics:
+    if about.uses_statistics:
         raise InputError(
             "config-value",
-            f"freeze_norm: {config.method} works with what BatchNorm layers remember of each site. Leave it out.",
+            f"{key}: {config.method} works with what BatchNorm layers remember of each site. Leave it out.",
         )

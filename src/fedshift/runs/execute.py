@@ -23,11 +23,12 @@ from fedshift.federation.federation import Federation, Traffic
 from fedshift.federation.handshake import Described, agree
 from fedshift.federation.releases import Weights
 from fedshift.machine import NO_BFLOAT16, emulates_bfloat16
-from fedshift.methods import find_method
+from fedshift.methods import find_about, find_method
 from fedshift.methods.base import SHARED, Method
 from fedshift.methods.evaluation import certainty, headline, score_models
+from fedshift.methods.statistics import with_own_statistics
 from fedshift.runs.card import model_card
-from fedshift.runs.config import RunConfig
+from fedshift.runs.config import RunConfig, read_config, recorded_norm
 from fedshift.runs.directory import RunDirectory, read_metrics
 from fedshift.runs.engines import ENGINES, Connection
 from fedshift.runs.files.model import ModelHeader, SavedModel, save_model
@@ -68,6 +69,8 @@ def run(
     """Trains as configured into the run directory `out` and returns its results. `dataset` is the data where it is not
     to be opened by name or folder. `track` names trackers that get the metrics too."""
     directory, shown = RunDirectory(out), progress or Silent()
+    if resume and config.norm == "auto" and config.freeze_norm is None and directory.config.exists():
+        config = config.model_copy(update={"norm": recorded_norm(read_config(directory.config))})
     # A tracker that is not installed is an error before anything is begun.
     kind = ENGINES.find(config.engine)
     if kind.is_local:
@@ -119,6 +122,7 @@ class _Execution:
         implementation = find_method(prepared.plan.method)
         self.method: Method = implementation(codec.restore(implementation.hyper_type, dict(prepared.plan.hyper)))
         self.state_type = implementation.state_type
+        self.used: Mapping[str, Weights] | None = None
 
     def go(self) -> dict[str, Any]:
         for warning in self.prepared.dataset.warnings:
@@ -220,6 +224,7 @@ class _Execution:
         """Scores the round's models, keeps those of the best validated round, and gives rows for the metrics."""
         models, task = self.method.models(memory.state), self.plan.model.task
         val = score_models(self.fed, models, self.validated, "val")
+        models = self.used = self._as_used(models)
         memory.confusions = score_models(self.fed, models, self.tested, "test")
         scores = Scores(
             memory.round,
@@ -249,7 +254,12 @@ class _Execution:
         ]
 
     def _finish(self, memory: Memory, described: Mapping[str, Described]) -> dict[str, Any]:
-        models = self.method.models(memory.state)
+        models = self.used
+        if models is None:
+            # All rounds had been done when this was resumed. What is measured again is not counted again.
+            learning = dataclasses.replace(memory.learning)
+            models = self._as_used(self.method.models(memory.state))
+            self.fed.learning = memory.learning = learning
         digest = save_model(self.directory.model, self._saved(models))
         results = self._results(memory, digest, described)
         self.directory.write_results(results)
@@ -257,6 +267,12 @@ class _Execution:
         self.directory.done.touch()
         self.progress.finish(results)
         return results
+
+    def _as_used(self, models: Mapping[str, Weights]) -> Mapping[str, Weights]:
+        """The models with the statistics that they are used with. DualAdapt's clients train with their own and have
+        sent them."""
+        has_own = self.plan.setting == "multi-adapt" and find_about(self.plan.method).uses_statistics
+        return models if self.config.norm != "own" or has_own else with_own_statistics(self.fed, models)
 
     def _saved(self, models: Mapping[str, Weights]) -> SavedModel:
         return SavedModel(ModelHeader.of(self.plan, self.prepared.dataset.mask_ids), models)

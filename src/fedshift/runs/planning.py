@@ -34,7 +34,7 @@ from fedshift.nn.archs import build_network, check_input, find_arch
 from fedshift.nn.network import Network
 from fedshift.nn.weights import imagenet_weights, load_weights
 from fedshift.rng import Rng
-from fedshift.runs.config import DEFAULTS, RunConfig
+from fedshift.runs.config import DEFAULTS, Norm, RunConfig
 from fedshift.runs.roles import Participant, Roles, assign_roles
 
 if TYPE_CHECKING:
@@ -229,6 +229,9 @@ def _completed(config: RunConfig, dataset: Dataset, roles: Roles) -> RunConfig:
     chosen = {**DEFAULTS, "lr": find_arch(arch).lr, **about.defaults}
     pretrained = _for_pretrained(config, about)
     own = {key: value for key, value in pretrained.pop(about.name, {}).items() if key not in config.given}
+    norm = _choose_norm(config, about, roles)
+    if config.hyper.get("statistics") == "auto":
+        own["statistics"] = "client" if norm == "own" else "home"
     values = {key: value for key, value in (chosen | pretrained).items() if getattr(config, key) is None}
     setting = roles.setting
     is_many = setting == "multi-adapt"
@@ -237,6 +240,8 @@ def _completed(config: RunConfig, dataset: Dataset, roles: Roles) -> RunConfig:
             **values,
             "hyper": {**config.hyper, **own},
             "arch": arch,
+            "norm": norm,
+            "freeze_norm": norm == "frozen",
             "setting": setting,
             "sources": None if is_many else config.sources or tuple(n for n in dataset.domains if n != config.target),
             "targets": roles.tested if is_many else None,
@@ -249,19 +254,56 @@ def _for_pretrained(config: RunConfig, about: About) -> dict[str, Any]:
     its name. Nothing for one that starts from scratch."""
     if config.weights is None:
         return {}
-    chosen = {**PRETRAINED, **about.pretrained}
-    return chosen | {"freeze_norm": False} if about.uses_statistics else chosen
+    return {**PRETRAINED, **about.pretrained}
+
+
+def _choose_norm(config: RunConfig, about: About, roles: Roles) -> Norm:
+    """Whose statistics normalise, where that was left open; and whether it can be so in this setting."""
+    norm = config.norm
+    asked = config.hyper.get("statistics", "auto")
+    if norm == "auto" and config.freeze_norm is not None:
+        norm = "frozen" if config.freeze_norm else "average"
+    elif norm == "auto" and asked != "auto":
+        norm = "own" if asked == "client" else "average"
+    elif norm == "auto" and about.norm:
+        norm = about.norm
+    elif norm == "auto" and config.weights is not None and not about.uses_statistics:
+        norm = "frozen"
+    elif norm == "auto":
+        # FedAvg has nothing else that could adapt; for DualAdapt it is most of what it gains (docs/results.md).
+        is_plain = about.name == "fedavg" and roles.setting != "generalize"
+        is_dual = about.uses_statistics and roles.setting == "multi-adapt"
+        norm = "own" if is_plain or is_dual else "average"
+    if asked != "auto" and (asked == "client") != (norm == "own"):
+        raise InputError("config-value", f"{about.name}.statistics={asked} contradicts norm={norm}: leave it out")
+    if norm != "own":
+        return norm
+    if roles.setting == "generalize":
+        raise InputError(
+            "config-value",
+            "norm=own: a place that nobody has seen has no statistics of its own. Use norm=average or norm=frozen,"
+            " or adapt to a target (--setting adapt).",
+        )
+    if not any(person.role == "unlabelled" for person in roles.everyone):
+        raise InputError(
+            "config-value", f"norm=own: {about.name} does not see the target without labels. Leave it out."
+        )
+    return norm
 
 
 def told_choices(config: RunConfig, complete: RunConfig) -> str:
-    """A sentence on what was chosen for a pre-trained network and not by the user; empty where nothing was."""
+    """A sentence on what was chosen by `auto`, for a pre-trained network above all; empty where nothing was."""
     about = find_about(config.method)
     chosen = _for_pretrained(config, about)
     own = chosen.pop(about.name, {})
     told = [f"{key}={getattr(complete, key)}" for key in chosen if getattr(config, key) is None]
+    if config.norm == "auto" and config.freeze_norm is None and (config.weights or complete.norm != "average"):
+        told.append(f"norm={complete.norm}")
     told += [f"{about.name}.{key.rstrip('_')}={value}" for key, value in own.items() if key not in config.given]
     if not told:
         return ""
+    if config.weights is None:
+        return f"chosen: {', '.join(told)} (whoever uses the model normalises by its own data; --set norm=average: not)"
     return f"pre-trained network: {', '.join(told)} (what worked on photographs; --set KEY=VALUE changes it)"
 
 

@@ -31,6 +31,11 @@ class Standardise(nn.Module):
         self.register_buffer("running_var", torch.ones(columns))
         self.register_buffer("batches_seen", torch.zeros(columns, dtype=torch.long))
 
+    def reset_running_stats(self) -> None:
+        self.running_mean.zero_()
+        self.running_var.fill_(1)
+        self.batches_seen.zero_()
+
     def forward(self, x: Tensor) -> Tensor:
         present = ~x.isnan()
         x = torch.where(present, x, 0.0)
