@@ -242,7 +242,7 @@ def test_maps_are_averaged_to_the_last_layers_size_before_they_are_projected() -
     assert resized(x, (2, 2)).tolist() == [[[2.5], [4.5], [10.5], [12.5]]]
     assert resized(torch.tensor([[1.0, 2.0]]), (1, 1)).tolist() == [[[1.0, 2.0]]]
     # A linear layer on maps with the channels last is a 1x1 convolution, and it commutes with averaging.
-    features, project = torch.rand(2, 3, 4, 4), Projections((3,), 5).first[0]
+    features, project = torch.rand(2, 3, 4, 4), Projections((3,), 5, shared=False).first[0]
     convolved = torch.nn.functional.conv2d(features, project.weight[:, :, None, None], project.bias)
     assert torch.allclose(project(resized(features, (2, 2))), resized(convolved, (2, 2)), atol=1e-6)
 
