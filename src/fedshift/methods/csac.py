@@ -162,6 +162,7 @@ class _Alignment:
         )
         with seeded_init(rng.child("projections").seed()):
             widths = self._local.widths
+            # DIFFERS: Eq. (5) writes one Proj for both models; `separate` has one for each, as the authors' code does.
             is_shared = hyper.projection_sharing == "shared"
             self.projections = Projections(widths, hyper.channels or widths[-1], shared=is_shared).to(site.device)
         # DIFFERS: the authors' code makes new projections every round, so that what is compared changes every round.
