@@ -47,8 +47,9 @@ def test_two_single_samples_by_hand() -> None:
 
 
 def test_the_authors_estimator_of_two_equal_sets_by_hand() -> None:
-    # 0 and 1 in both sets: 8 of 16 pairs are one apart, so s = 1/2 and the kernels of 0 and 1 are e^-(1 / 3^k), together
-    # S. Within a set, without a sample's pair with itself: S. Between: (5 + S) / 2. 2 S - (5 + S) + 2 / (2 - 1) = S - 3.
+    # 0 and 1 in both sets: 8 of 16 pairs are one apart: s = 1/2. The kernels of 0 and 1 are e^-(1 / 3^k), together S.
+    # Within a set, without a sample's pair with itself: S. Between: (5 + S) / 2.
+    # 2 S - (5 + S) + 2 / (2 - 1) = S - 3.
     x = torch.tensor([[0.0], [1.0]])
     expected = sum(math.exp(-z) for z in (27, 9, 3, 1, 1 / 3)) - 3
     assert expected == pytest.approx(-1.865679, abs=1e-6)

@@ -193,7 +193,7 @@ _BUILTIN = (
     ),
     Arch(
         name="resnet18-csac",
-        description="the net CSAC's authors trained: ResNet-18 and a dense layer of 256 with norm before the classifier",
+        description="the net CSAC's authors trained: ResNet-18 and a dense layer of 256 before the classifier",
         kind="image",
         build=resnet.resnet18,
         head=resnet.bottleneck_head,

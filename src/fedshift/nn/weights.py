@@ -296,9 +296,9 @@ def _how_to_get(arch: str) -> str:
         ready = " or ".join(f"--arch {name}" for name in sorted(PACKAGED))
         return f"There are no ImageNet weights for architecture {arch!r}: use {ready}, or train from scratch."
     download = DOWNLOADS[arch]
-    name = download.url.rpartition("/")[2]
+    name, out = download.url.rpartition("/")[2], _in_cache(download.net, download.sha256)
     return (
         f"The ImageNet weights for {arch!r} do not come with a package: download {download.url}, run "
-        f"`fedshift weights convert {name} --sha256 {download.sha256} --out {_in_cache(download.net, download.sha256)}`: "
+        f"`fedshift weights convert {name} --sha256 {download.sha256} --out {out}`: "
         "`imagenet` then finds them. Or pass a converted file as --weights."
     )

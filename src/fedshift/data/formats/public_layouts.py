@@ -115,8 +115,8 @@ PER_CLASS = 100
 
 def rotated_mnist(root: Path, index: FileIndex) -> list[RawDomain]:
     """Six domains made from MNIST: 100 images per class, the same at every angle (Ghifary et al., "Domain
-    Generalization for Object Recognition with Multi-task Autoencoders", ICCV 2015), turned clockwise as in CSAC (Yuan et
-    al., TKDE 2023). An image is in the same split at every angle, so that no digit is trained on at one angle and
+    Generalization for Object Recognition with Multi-task Autoencoders", ICCV 2015), turned clockwise as in CSAC (Yuan
+    et al., TKDE 2023). An image is in the same split at every angle, so that no digit is trained on at one angle and
     tested at another."""
     found = _find_mnist(root, index)
     if found is None:
