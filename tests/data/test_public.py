@@ -220,9 +220,13 @@ def test_rotated_mnist_is_made_from_the_original_files(root: Path) -> None:
     )
     known = {image.tobytes() for image in images}
     assert all(image[..., 0].tobytes() in known for image in upright.test.inputs)
-    # The same digits in the same order, turned anticlockwise.
-    expected = Image.fromarray(upright.test.inputs[5][..., 0]).rotate(45, Image.Resampling.BILINEAR)
+    # The same digits in the same order, turned clockwise.
+    expected = Image.fromarray(upright.test.inputs[5][..., 0]).rotate(-45, Image.Resampling.BILINEAR)
     np.testing.assert_array_equal(turned.test.inputs[5][..., 0], np.asarray(expected))
+    # The stroke goes from left to right; its right end is now at the bottom, its left end at the top.
+    shown = turned.test.inputs[5][..., 0]
+    assert shown[18:24, 18:24].any() and shown[4:10, 4:10].any()
+    assert not shown[4:10, 18:24].any() and not shown[18:24, 4:10].any()
     assert upright.test.labels.tolist() == turned.test.labels.tolist()
 
 

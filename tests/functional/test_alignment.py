@@ -90,6 +90,14 @@ def test_same_layer_pairs_alone_have_weight_one() -> None:
     assert torch.allclose(alignment_loss(a, b, pairs="same-layer"), torch.as_tensor(expected))
 
 
+@pytest.mark.parametrize("pairs", ["cross-layer", "same-layer"])
+def test_the_estimator_is_that_of_every_pair(pairs: str) -> None:
+    a, b = maps(0), maps(1)
+    loss = alignment_loss(a, b, attention="none", pairs=pairs, estimator="authors")  # type: ignore[arg-type]
+    table = torch.stack([torch.stack([mmd(x.flatten(1), y.flatten(1), "authors") for y in b]) for x in a])
+    assert torch.allclose(loss, table.diagonal().sum() if pairs == "same-layer" else table.sum() / LAYERS)
+
+
 def test_mean_square_error_by_pairs() -> None:
     a, b = maps(0), maps(1)
     table = torch.tensor([[float((x - y).square().mean()) for y in b] for x in a], dtype=torch.float64)

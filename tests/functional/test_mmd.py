@@ -46,6 +46,46 @@ def test_two_single_samples_by_hand() -> None:
     assert float(mmd(torch.tensor([[0.0]]), torch.tensor([[1.0]]))) == pytest.approx(expected, rel=1e-6)
 
 
+def test_the_authors_estimator_of_two_equal_sets_by_hand() -> None:
+    # 0 and 1 in both sets: 8 of 16 pairs are one apart: s = 1/2. The kernels of 0 and 1 are e^-(1 / 3^k), together S.
+    # Within a set, without a sample's pair with itself: S. Between: (5 + S) / 2.
+    # 2 S - (5 + S) + 2 / (2 - 1) = S - 3.
+    x = torch.tensor([[0.0], [1.0]])
+    expected = sum(math.exp(-z) for z in (27, 9, 3, 1, 1 / 3)) - 3
+    assert expected == pytest.approx(-1.865679, abs=1e-6)
+    assert float(mmd(x, x, "authors")) == pytest.approx(expected, rel=1e-5)
+    assert abs(float(mmd(x, x, "biased"))) < 1e-6
+
+
+def slow_authors(x: Tensor, y: Tensor) -> float:
+    """The authors' estimator, one pair of samples at a time."""
+    everything = [*x, *y]
+    far = [[float((u - v).square().sum()) for v in everything] for u in everything]
+    s = sum(map(sum, far)) / len(everything) ** 2
+    n, m = len(x), len(y)
+
+    def mean(rows: range, columns: range) -> float:
+        pairs = [(i, j) for i in rows for j in columns if i != j]
+        return sum(math.exp(-far[i][j] / (2 * 3.0**k * s)) for i, j in pairs for k in range(-3, 2)) / len(pairs)
+
+    first, second = range(n), range(n, n + m)
+    added = 1 / (n - 1) + 1 / (m - 1)  # 2 / (n - 1) for sets of one size
+    return mean(first, first) + mean(second, second) - 2 * mean(first, second) + added
+
+
+@pytest.mark.parametrize("sizes", [(5, 5), (3, 6), (2, 2)])
+def test_the_authors_estimator_equals_the_double_loop(sizes: tuple[int, int]) -> None:
+    x, y = sets(*sizes)
+    assert float(mmd(x, y, "authors")) == pytest.approx(slow_authors(x, y), rel=1e-10)
+    assert float(pairwise_mmd(x[None], y[None], "authors")) == pytest.approx(slow_authors(x, y), rel=1e-10)
+
+
+def test_the_authors_estimator_of_single_samples_keeps_their_own_pairs() -> None:
+    # One apart, s = 1/2: the kernels' widths 2 3^k s are those of `biased`, and so is the number.
+    one = mmd(torch.tensor([[0.0]]), torch.tensor([[1.0]]), "authors")
+    assert float(one) == pytest.approx(7.731358, abs=1e-5)
+
+
 def test_bandwidths_are_powers_of_three() -> None:
     assert pytest.approx([3.0**k for k in range(-3, 2)]) == BANDWIDTHS
 

@@ -135,6 +135,53 @@ def test_projections_are_learned_and_go_on_from_where_they_were(tmp_path: Path) 
     assert all(not torch.equal(value, first[key]) for key, value in site.store.load("projections").items())
 
 
+@pytest.mark.parametrize("estimator", ["biased", "authors"])
+def test_a_model_aligned_with_itself(estimator: str, tmp_path: Path) -> None:
+    def loss(sharing: str) -> float:
+        keys = {"pairs": "same-layer", "cross_entropy": False, "lambda_": 1.0, "estimator": estimator}
+        hyper = short(projection_sharing=sharing, projection_learning="fixed", **keys)
+        site = make_site(tmp_path / sharing, hyper, batch_size=12, lr=1e-30)
+        own = acquire.run(site, model=start(site), rng=Rng.of("x")).model
+        return calibrate.run(site, model=own, rng=Rng.of("y")).loss
+
+    # Eq. (5) as printed: one projection for both. With one each, the same features look different.
+    if estimator == "biased":
+        assert abs(loss("shared")) < 1e-4
+    else:  # Two layers, 12 images: see functional/mmd.py.
+        assert 2 * -8 / 12 < loss("shared") < 2 * 2 / 11
+    assert loss("separate") > loss("shared") + 0.5
+
+
+@pytest.mark.parametrize("sharing", ["shared", "separate"])
+def test_fixed_projections_stay_as_they_were_drawn(sharing: str, tmp_path: Path) -> None:
+    kept = {}
+    for learning in ("fixed", "learned"):
+        hyper = short(projection_sharing=sharing, projection_learning=learning)
+        site = make_site(tmp_path / learning, hyper)
+        model = start(site)
+        for round in (1, 2):
+            site.round = round
+            model = calibrate.run(site, model=model, rng=Rng.of("y", round)).model
+            kept[learning, round] = site.store.load("projections")
+    sides = {key.split(".")[0] for key in kept["fixed", 1]}
+    assert sides == ({"first"} if sharing == "shared" else {"first", "second"})
+    assert same(kept["fixed", 1], kept["fixed", 2])
+    assert not same(kept["learned", 1], kept["learned", 2]) and not same(kept["learned", 1], kept["fixed", 1])
+    still = make_site(tmp_path / "still", short(projection_sharing=sharing), lr=1e-30)
+    calibrate.run(still, model=start(still), rng=Rng.of("y", 1))
+    assert same(still.store.load("projections"), kept["fixed", 1])
+
+
+def test_old_configurations_mean_what_they_meant() -> None:
+    usual = Hyper()
+    assert (usual.projection_sharing, usual.projection_learning) == ("separate", "learned")
+    assert usual.estimator == "biased"
+    assert make_config({"method": "csac", "csac": {"estimator": "biased"}}).chosen()["csac"] == {}
+    for key in ("projection_sharing", "projection_learning", "estimator"):
+        with pytest.raises(InputError, match=key):
+            make_config({"method": "csac", "csac": {key: "other"}})
+
+
 def test_calibration_without_alignment_is_what_fedavg_does(tmp_path: Path) -> None:
     site = make_site(tmp_path, short(lambda_=0.0), momentum=0.0)
     model = start(site)
@@ -167,6 +214,9 @@ ROWS: dict[str, dict[str, Any]] = {
     "without cross-entropy": {"cross_entropy": False},
     "mse": {"discrepancy": "mse"},
     "authors' projection": {"channels": 32},
+    "authors' estimator": {"estimator": "authors"},
+    "shared projections": {"projection_sharing": "shared"},
+    "fixed projections": {"projection_learning": "fixed"},
 }
 
 
@@ -242,7 +292,7 @@ def test_maps_are_averaged_to_the_last_layers_size_before_they_are_projected() -
     assert resized(x, (2, 2)).tolist() == [[[2.5], [4.5], [10.5], [12.5]]]
     assert resized(torch.tensor([[1.0, 2.0]]), (1, 1)).tolist() == [[[1.0, 2.0]]]
     # A linear layer on maps with the channels last is a 1x1 convolution, and it commutes with averaging.
-    features, project = torch.rand(2, 3, 4, 4), Projections((3,), 5).first[0]
+    features, project = torch.rand(2, 3, 4, 4), Projections((3,), 5, shared=False).first[0]
     convolved = torch.nn.functional.conv2d(features, project.weight[:, :, None, None], project.bias)
     assert torch.allclose(project(resized(features, (2, 2))), resized(convolved, (2, 2)), atol=1e-6)
 

@@ -9,7 +9,7 @@ from fedshift.errors import InputError
 from fedshift.nn import ARCHS, build_network, find_arch
 
 DIGITS = tuple(name for name in ARCHS if name.startswith("digits-"))
-PHOTOS = ("resnet18", "resnet50", "resnet101", "alexnet", "mobilenet_v2", "efficientnet_lite0")
+PHOTOS = ("resnet18", "resnet18-csac", "resnet50", "resnet101", "alexnet", "mobilenet_v2", "efficientnet_lite0")
 SEGMENTERS = tuple(name for name, arch in ARCHS.items() if arch.kind == "segmentation")
 
 
@@ -45,6 +45,15 @@ def test_table_names_each_arch_by_its_own_name() -> None:
 )
 def test_parameter_counts_of_published_nets(name: str, count: int) -> None:
     assert parameters(meta_network(name)) == count
+
+
+def test_the_bottleneck_of_csacs_authors_by_hand() -> None:
+    backbone = 11_689_512 - (512 * 1000 + 1000)  # the published ResNet-18 without its classifier
+    bottleneck = (512 * 256 + 256) + 2 * 256  # with bias, and the scale and shift of its norm
+    network = meta_network("resnet18-csac", classes=7)
+    assert parameters(network) == backbone + bottleneck + (256 * 7 + 7) == 11_310_151
+    assert [type(layer).__name__ for layer in network.head.bottleneck] == ["Linear", "BatchNorm1d", "ReLU"]
+    assert network.backbone.taps == ("layer2", "layer3", "layer4")
 
 
 def test_parameter_counts_of_digit_nets_by_hand() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from fedshift.errors import InputError
 from fedshift.nn import ARCHS, build_network, imagenet_weights, load_weights
@@ -40,6 +41,20 @@ def test_without_a_package_the_error_gives_the_whole_way(name: str) -> None:
     # The publisher puts the first eight digits of the checksum into the file's name.
     assert file.endswith(f"-{download.sha256[:8]}.pth")
     assert f"fedshift weights convert {file} --sha256 {download.sha256}" in caught.value.message
+
+
+def test_csacs_bottleneck_starts_from_the_same_file_as_its_resnet(cache: Path) -> None:
+    source = build_network("resnet18", (3, 32, 32), 7, 1)
+    file = cache / "weights" / "resnet18-imagenet-f37072fd.safetensors"
+    file.parent.mkdir()
+    fc = {f"fc.{key}": value for key, value in source.head.state_dict().items()}
+    save_file({**source.backbone.state_dict(), **fc}, file)
+    assert imagenet_weights("resnet18-csac") == imagenet_weights("resnet18") == file
+    network, fresh = (build_network("resnet18-csac", (3, 32, 32), 7, 2) for _ in range(2))
+    report = load_weights(network, file)
+    assert report.tensors == 120 and not report.head_loaded
+    assert torch.equal(network.backbone.layer4[1].conv2.weight, source.backbone.layer4[1].conv2.weight)
+    assert torch.equal(network.head.bottleneck.fc.weight, fresh.head.bottleneck.fc.weight)
 
 
 def test_a_net_without_published_weights_says_so() -> None:

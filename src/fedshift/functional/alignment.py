@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedshift.functional.mmd import mmd, pairwise_mmd, squared_distances
+from fedshift.functional.mmd import Estimator, mmd, pairwise_mmd, squared_distances
 
 Attention = Literal["both", "position", "channel", "none"]
 Discrepancy = Literal["mmd", "mse"]
@@ -26,14 +26,15 @@ def alignment_loss(
     attention: Attention = "both",
     pairs: Pairs = "cross-layer",
     discrepancy: Discrepancy = "mmd",
+    estimator: Estimator = "biased",
 ) -> Tensor:
     """L_AL of Eq. (6), a scalar. With `same-layer` pairs (K = L) there is no attention: each pair has weight 1."""
     samples_a, samples_b = a.flatten(2), b.flatten(2)
     if pairs == "same-layer":
-        each = mmd(samples_a, samples_b) if discrepancy == "mmd" else (a - b).square().mean((1, 2, 3))
+        each = mmd(samples_a, samples_b, estimator) if discrepancy == "mmd" else (a - b).square().mean((1, 2, 3))
         return each.sum()
     if discrepancy == "mmd":
-        table = pairwise_mmd(samples_a, samples_b)
+        table = pairwise_mmd(samples_a, samples_b, estimator)
     else:
         table = squared_distances(a.flatten(1), b.flatten(1)) / a[0].numel()
     return (attention_weights(a, b, attention) * table).sum()  # Eq. (6)

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from fedshift.federation.step import Step, step
 from fedshift.functional.alignment import Attention, Discrepancy, Pairs, alignment_loss
 from fedshift.functional.fusion import Distance, Rule, fuse
 from fedshift.functional.losses import cross_entropy
+from fedshift.functional.mmd import Estimator
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.cost import MODEL, Formula
 from fedshift.methods.local import augmentation, autocast, plain_network, sgd, train_batches, weights_of, with_weights
@@ -56,12 +57,19 @@ class Hyper:
     have the same weight)."""
     discrepancy: Discrepancy = "mmd"
     """How the distance between two layers' features is measured."""
+    estimator: Estimator = "biased"
+    """How MMD is estimated: as in the authors' code, or by all pairs with kernels half as wide."""
     cross_entropy: bool = True
     """Whether calibration also learns from the labels."""
     layers: tuple[str, ...] = ()
     """Stages of the backbone to align; all are brought to the size of the last one. None: the backbone's default."""
     channels: int | None = None
     """Channels that features are projected to (32 in the authors' code); none: those of the last aligned layer."""
+    projection_sharing: Literal["shared", "separate"] = "separate"
+    """Whether a layer of the fused model and the same layer of the local model go through one projection, or through
+    one each."""
+    projection_learning: Literal["fixed", "learned"] = "learned"
+    """Whether projections stay as they were drawn, or are trained with the model."""
 
     def __post_init__(self) -> None:
         if self.lambda_ < 0:
@@ -125,13 +133,13 @@ def calibrate(site: Labelled, model: Weights, rng: Rng) -> Trained:
             loss = loss + hyper.lambda_ * alignment.loss(list(taps.outputs.values()), batch)  # Eq. (11)
         return loss
 
-    projections = alignment.projections if alignment is not None else nn.Module()
-    optimizer = sgd(site, net, projections)
+    is_learned = alignment is not None and hyper.projection_learning == "learned"
+    optimizer = sgd(site, net, alignment.projections) if alignment is not None and is_learned else sgd(site, net)
     batches = _batches(site, hyper.calibration_epochs, hyper, rng)
     with Taps(net.backbone, names) as taps:
         loss = train_batches(batches, loss_of, optimizer, site.plan.training.precision)
-    if alignment is not None:
-        site.store.save("projections", weights_of(projections), site.round)
+    if alignment is not None and (is_learned or alignment.is_new):
+        site.store.save("projections", weights_of(alignment.projections), site.round)
     return Trained(model=weights_of(net), loss=loss)
 
 
@@ -154,10 +162,15 @@ class _Alignment:
         )
         with seeded_init(rng.child("projections").seed()):
             widths = self._local.widths
-            self.projections = Projections(widths, hyper.channels or widths[-1]).to(site.device)
-        # DIFFERS: the authors' code makes new projections every round, so they never learn what to compare.
-        if (learned := site.store.load("projections")) is not None:
-            self.projections.load_state_dict(learned)
+            # DIFFERS: Eq. (5) writes one Proj for both models; `separate` has one for each, as the authors' code does.
+            is_shared = hyper.projection_sharing == "shared"
+            self.projections = Projections(widths, hyper.channels or widths[-1], shared=is_shared).to(site.device)
+        # DIFFERS: the authors' code makes new projections every round, so that what is compared changes every round.
+        kept = site.store.load("projections")
+        self.is_new = kept is None
+        if kept is not None:
+            self.projections.load_state_dict(kept)
+        self.projections.requires_grad_(hyper.projection_learning == "learned")
 
     def loss(self, features: Sequence[Tensor], batch: LabelledBatch) -> Tensor:
         """L_AL for a batch and its `features` at the aligned layers of the fused model."""
@@ -167,7 +180,9 @@ class _Alignment:
             fused = [resized(layer, self._local.size) for layer in features]
             a, b = self.projections(fused, local)  # Eq. (5)
             how = self._hyper
-            return alignment_loss(a, b, attention=how.attention, pairs=how.pairs, discrepancy=how.discrepancy)
+            return alignment_loss(
+                a, b, attention=how.attention, pairs=how.pairs, discrepancy=how.discrepancy, estimator=how.estimator
+            )
 
 
 class Csac:

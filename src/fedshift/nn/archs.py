@@ -192,6 +192,17 @@ _BUILTIN = (
         std=IMAGENET_STD,
     ),
     Arch(
+        name="resnet18-csac",
+        description="the net CSAC's authors trained: ResNet-18 and a dense layer of 256 before the classifier",
+        kind="image",
+        build=resnet.resnet18,
+        head=resnet.bottleneck_head,
+        lr=0.002,
+        input_size=224,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    ),
+    Arch(
         name="resnet50",
         description="ResNet-50",
         kind="image",

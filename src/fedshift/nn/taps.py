@@ -87,18 +87,19 @@ _REMEMBERED_BYTES = 256 * 1024 * 1024
 
 
 class Projections(nn.Module):
-    """One 1x1 convolution for each layer of one network (`first`) and of another (`second`), all to `channels`
-    channels. For maps with channels last it is a linear layer."""
+    """One 1x1 convolution to `channels` channels for each layer of one network (`first`) and of another (`second`); if
+    they are `shared`, the second network's layers go through those of the first. For maps with channels last it is a
+    linear layer."""
 
-    def __init__(self, widths: Sequence[int], channels: int) -> None:
+    def __init__(self, widths: Sequence[int], channels: int, *, shared: bool) -> None:
         super().__init__()
         self.first = nn.ModuleList(nn.Linear(width, channels) for width in widths)
-        self.second = nn.ModuleList(nn.Linear(width, channels) for width in widths)
+        self.second = None if shared else nn.ModuleList(nn.Linear(width, channels) for width in widths)
 
     def forward(self, first: Sequence[Tensor], second: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Maps `(B, d, c_l)` of R layers of each network to two `(R, B, d, channels)`."""
         a = torch.stack([project(x) for project, x in zip(self.first, first, strict=True)])
-        b = torch.stack([project(x) for project, x in zip(self.second, second, strict=True)])
+        b = torch.stack([project(x) for project, x in zip(self.second or self.first, second, strict=True)])
         return a, b
 
 

@@ -190,6 +190,7 @@ class Packaged:
 class Download:
     """A checkpoint that the user downloads, pinned by checksum."""
 
+    net: str
     url: str
     sha256: str
 
@@ -230,20 +231,26 @@ PACKAGED: dict[str, Packaged] = {
 }
 
 _TORCHVISION = "https://download.pytorch.org/models/"
+_RESNET_18 = Download(
+    "resnet18",
+    _TORCHVISION + "resnet18-f37072fd.pth",
+    "f37072fd47e89c5e827621c5baffa7500819f7896bbacec160b1a16c560e07ec",
+)
 DOWNLOADS: dict[str, Download] = {
-    "resnet18": Download(
-        _TORCHVISION + "resnet18-f37072fd.pth",
-        "f37072fd47e89c5e827621c5baffa7500819f7896bbacec160b1a16c560e07ec",
-    ),
+    "resnet18": _RESNET_18,
+    "resnet18-csac": _RESNET_18,
     "resnet50": Download(
+        "resnet50",
         _TORCHVISION + "resnet50-0676ba61.pth",
         "0676ba61b6795bbe1773cffd859882e5e297624d384b6993f7c9e683e722fb8a",
     ),
     "resnet101": Download(
+        "resnet101",
         _TORCHVISION + "resnet101-63fe2227.pth",
         "63fe2227b86e8f1f2063f43a75c84d195911b6a0eace650907dd3dc62dd49a0a",
     ),
     "alexnet": Download(
+        "alexnet",
         _TORCHVISION + "alexnet-owt-7be5be79.pth",
         "7be5be791159472b1fbf3c69796f7cb30dca7ad8466c2df70058c37116cdee02",
     ),
@@ -254,7 +261,8 @@ def imagenet_weights(arch: str) -> Path:
     """A safetensors file with ImageNet weights for `arch`, in the cache: converted once from an installed package, or
     put there by the user."""
     if arch not in PACKAGED:
-        if arch in DOWNLOADS and (fetched := _in_cache(arch, DOWNLOADS[arch].sha256)).is_file():
+        download = DOWNLOADS.get(arch)
+        if download is not None and (fetched := _in_cache(download.net, download.sha256)).is_file():
             return fetched
         raise InputError("weights-missing", _how_to_get(arch))
     source = PACKAGED[arch]
@@ -288,9 +296,9 @@ def _how_to_get(arch: str) -> str:
         ready = " or ".join(f"--arch {name}" for name in sorted(PACKAGED))
         return f"There are no ImageNet weights for architecture {arch!r}: use {ready}, or train from scratch."
     download = DOWNLOADS[arch]
-    name = download.url.rpartition("/")[2]
+    name, out = download.url.rpartition("/")[2], _in_cache(download.net, download.sha256)
     return (
         f"The ImageNet weights for {arch!r} do not come with a package: download {download.url}, run "
-        f"`fedshift weights convert {name} --sha256 {download.sha256} --out {_in_cache(arch, download.sha256)}`: "
+        f"`fedshift weights convert {name} --sha256 {download.sha256} --out {out}`: "
         "`imagenet` then finds them. Or pass a converted file as --weights."
     )

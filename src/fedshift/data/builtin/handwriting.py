@@ -7,7 +7,8 @@ domain's training or validation split.
 
 `rotated-digits` shows it at six angles: the protocol of Rotated MNIST in CSAC (Yuan et al., "Collaborative Semantic
 Aggregation and Calibration for Federated Domain Generalization", TKDE 2023). Every domain holds the same samples, 100
-of each digit for training, turned counter-clockwise by its angle.
+of each digit for training. They are turned counter-clockwise, in the paper clockwise: with the other direction, results
+that are kept would no longer be about this data set.
 """
 
 from __future__ import annotations

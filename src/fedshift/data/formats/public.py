@@ -158,7 +158,7 @@ PUBLIC: dict[str, PublicSet] = {
         Reading(_numbered(DIGITS)),
     ),
     "rotated-mnist": PublicSet(
-        "MNIST, 100 images per class, turned by 0 to 75 degrees (Ghifary et al., ICCV 2015).",
+        "MNIST, 100 images per class, turned clockwise by 0 to 75 degrees (Ghifary et al., ICCV 2015).",
         "CC BY-SA 3.0",
         "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz",
         "mnist.npz, or MNIST's original train-images-idx3-ubyte and train-labels-idx1-ubyte (.gz)",

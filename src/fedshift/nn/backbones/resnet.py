@@ -6,11 +6,12 @@ Layer names are torchvision's, so that its published weights load. As in torchvi
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fedshift.nn.network import Backbone, he_init
+from fedshift.nn.network import Backbone, DenseBlock, he_init
 
 
 class BasicBlock(nn.Module):
@@ -100,6 +101,12 @@ def resnet50(input_shape: tuple[int, ...]) -> Backbone:
 
 def resnet101(input_shape: tuple[int, ...]) -> Backbone:
     return ResNet(Bottleneck, (3, 4, 23, 3))
+
+
+def bottleneck_head(features: int, classes: int) -> nn.Module:
+    """The classifier of CSAC's authors: `(B, features)` to `(B, classes)` through 256 hidden units with norm. It is not
+    part of the backbone, so that published weights of a ResNet fit."""
+    return nn.Sequential(OrderedDict(bottleneck=DenseBlock(features, 256), fc=nn.Linear(256, classes)))
 
 
 def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
