@@ -64,7 +64,7 @@ def training_data(fed: Any, site: str) -> tuple[Tensor, Tensor]:
     return images, torch.from_numpy(np.array(split.labels))
 
 
-def darker(x: Tensor, generator: torch.Generator, ops: int, magnitude: float) -> Tensor:
+def darker(x: Tensor, generator: torch.Generator, ops: int, magnitude: float, draw: str) -> Tensor:
     return x * 0.3
 
 

@@ -204,7 +204,7 @@ def test_equation_7_is_over_the_sources_and_what_a_site_was_sent(
 # --- Step 4 ---------------------------------------------------------------------------------------------------------
 
 
-def darker(x: Tensor, generator: torch.Generator, ops: int, magnitude: float) -> Tensor:
+def darker(x: Tensor, generator: torch.Generator, ops: int, magnitude: float, draw: str) -> Tensor:
     return x * 0.3
 
 
