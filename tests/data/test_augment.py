@@ -160,6 +160,28 @@ def test_magnitude_zero_leaves_all_but_the_histogram_operations_as_they_are() ->
     assert different == ["autocontrast", "equalize"]
 
 
+def test_magnitudes_can_be_drawn_for_each_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uniform from 0 to the given one, in both directions; without draws the numbers are those of before."""
+    seen: list[np.ndarray] = []
+
+    def note(levels: np.ndarray, choice: np.ndarray, strength: np.ndarray) -> np.ndarray:
+        seen.append(strength)
+        return levels
+
+    monkeypatch.setattr("fedshift.data.randaugment.apply_operations", note)
+    x = torch.zeros(4000, 3, 2, 2)
+    rand_augment(x, seeded(), ops=2, magnitude=6)
+    assert all(set(np.abs(strength)) == {0.6} for strength in seen)
+    seen.clear()
+    rand_augment(x, seeded(), ops=2, magnitude=6, draw="uniform")
+    first, second = seen
+    for strength in seen:
+        assert strength.shape == (4000,) and np.abs(strength).max() <= 0.6
+        assert np.quantile(np.abs(strength), [0.25, 0.5, 0.75]) == pytest.approx([0.15, 0.3, 0.45], abs=0.02)
+        assert (strength > 0).mean() == pytest.approx(0.5, abs=0.04)
+    assert abs(np.corrcoef(np.abs(first), np.abs(second))[0, 1]) < 0.06
+
+
 @pytest.mark.parametrize("magnitude", [-1, 10.5, float("nan")])
 def test_magnitude_off_the_scale_is_refused(magnitude: float) -> None:
     with pytest.raises(ValueError, match=r"outside 0\.\.10"):

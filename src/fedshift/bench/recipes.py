@@ -177,7 +177,7 @@ COPA_PACS = Recipe(
     {"copa": {"copa": {"norm_where": "all"}}, "csac": {**_CSAC, "csac": {"lambda": 0.6}}},
 )
 COPA_OFFICE_HOME = replace(COPA_PACS, dataset="office-home", domains=()).but(
-    {"copa": {"copa": {"norm_where": "first-stage"}}}
+    {"copa": {"copa": {"norm_where": "first-block"}}}
 )
 COPA_DIGITS_DG = Recipe(
     "digits-dg",

@@ -62,8 +62,8 @@ class Hyper:
     ops: int = 2
     """RandAugment's operations per image."""
     magnitude: float = 9.0
-    """RandAugment's strength on the scale of its paper, 0 to 10. Code that counts to 30, as Dassl does, calls our 3.3 a
-    10: 9 is far stronger."""
+    """RandAugment's strength on the scale of its paper, 0 to 10. Code that counts to 30, such as Dassl, says 10 where
+    we say 3.3."""
     magnitude_draw: MagnitudeDraw = "fixed"
     """Whether all operations have this strength, or each draws its own, uniformly from 0 to it."""
     cutout: bool | Literal["auto"] = "auto"
