@@ -205,8 +205,8 @@ def convert_norms(backbone: Backbone, variant: Variant, where: Where = "auto", s
 
     New layers take over scale, shift, running statistics, eps and momentum; replacements of frozen norms are frozen.
     What the network computes changes all the same. How much, is up to `start`, for `hbin` and `switch`: with `equal`,
-    batch and instance statistics have equal shares; with `batch`, the batch has 95 % (`switch`: 91 %), so that a
-    pre-trained network computes nearly what it did. The other variants have no shares to choose.
+    batch and instance statistics have equal shares; with `batch`, the batch has 95 % (`switch`: 91 %), which
+    leaves a pre-trained network much nearer to what it was. The other variants have no shares to choose.
 
     `ibn-a` leaves out the last stage and, in networks with residual blocks, every norm of a block except the first.
     `ibn-b` makes the first norm an instance norm and adds one after each of the first two stages (`first-stage` and
