@@ -280,7 +280,7 @@ def test_started_on_the_batch_a_network_is_near_to_what_it_was(variant: Any, mos
     for start in ("equal", "batch"):
         built = net("digits-copa")
         with torch.no_grad():
-            built.train()(x)  # statistics that belong to images
+            built.train()(x)  # random statistics, moved a tenth of the way towards those of x
             before = built.eval()(x)
             convert_norms(built.backbone, variant, "all", start)
             away[start] = float((built(x) - before).norm() / before.norm())
