@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable
 
 import numpy as np
@@ -13,6 +14,8 @@ from torch import Tensor
 from fedshift.data.augment import (
     STEPS,
     build_augment,
+    build_pair_augment,
+    color_jitter,
     cutout,
     mixup,
     rand_augment,
@@ -20,9 +23,13 @@ from fedshift.data.augment import (
     random_crop_pair,
     random_flip,
     random_flip_pair,
+    random_grey,
+    resized_crop,
+    resized_crop_pair,
 )
 from fedshift.data.randaugment import OPERATIONS, apply_operations
 from fedshift.errors import InputError
+from fedshift.runs.config import RunConfig
 
 GREY = (128, 128, 128)
 
@@ -151,6 +158,28 @@ def test_magnitude_zero_leaves_all_but_the_histogram_operations_as_they_are() ->
     result = apply_operations(levels, np.arange(14), np.zeros(14))
     different = [OPERATIONS[i] for i in range(14) if not np.array_equal(result[i], levels[i])]
     assert different == ["autocontrast", "equalize"]
+
+
+def test_magnitudes_can_be_drawn_for_each_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uniform from 0 to the given one, in both directions; without draws the numbers are those of before."""
+    seen: list[np.ndarray] = []
+
+    def note(levels: np.ndarray, choice: np.ndarray, strength: np.ndarray) -> np.ndarray:
+        seen.append(strength)
+        return levels
+
+    monkeypatch.setattr("fedshift.data.randaugment.apply_operations", note)
+    x = torch.zeros(4000, 3, 2, 2)
+    rand_augment(x, seeded(), ops=2, magnitude=6)
+    assert all(set(np.abs(strength)) == {0.6} for strength in seen)
+    seen.clear()
+    rand_augment(x, seeded(), ops=2, magnitude=6, draw="uniform")
+    first, second = seen
+    for strength in seen:
+        assert strength.shape == (4000,) and np.abs(strength).max() <= 0.6
+        assert np.quantile(np.abs(strength), [0.25, 0.5, 0.75]) == pytest.approx([0.15, 0.3, 0.45], abs=0.02)
+        assert (strength > 0).mean() == pytest.approx(0.5, abs=0.04)
+    assert abs(np.corrcoef(np.abs(first), np.abs(second))[0, 1]) < 0.06
 
 
 @pytest.mark.parametrize("magnitude", [-1, 10.5, float("nan")])
@@ -302,6 +331,132 @@ def test_mixup_refuses_what_it_cannot_mix() -> None:
         mixup(torch.zeros(2, 3), torch.zeros(2, 4), 0.0, seeded())
     with pytest.raises(ValueError, match="2 samples but 1 targets"):
         mixup(torch.zeros(2, 3), torch.zeros(1, 4), 0.2, seeded())
+
+
+# --- Crops that are scaled back, colour ---------------------------------------------------------------------------
+
+
+def test_a_crop_of_the_whole_image_is_the_image() -> None:
+    x, mask = torch.rand(6, 3, 13, 9, generator=seeded()), torch.randint(5, (6, 13, 9), generator=seeded())
+    image, labels = resized_crop_pair(x, mask, 1.0, seeded(1))
+    assert torch.equal(image, x)
+    assert torch.equal(labels, mask)
+
+
+def test_resized_crops_have_the_areas_and_shapes_they_should() -> None:
+    """An image whose levels are its own positions shows from where each pixel was taken."""
+    side, count = 60, 800
+    ramp = (torch.arange(side) + 0.5) / side
+    down = ramp[:, None].expand(count, 1, side, side)
+    across = ramp.expand(count, 1, side, side)
+    crops = resized_crop(torch.cat([down, across, across], dim=1), 0.5, seeded())
+    middle = crops[:, :2, 20:40, 20:40]  # away from edges: there the level of the outermost pixel goes on
+    height = (middle[:, 0, -1, 0] - middle[:, 0, 0, 0]) / (19 / side)
+    width = (middle[:, 1, 0, -1] - middle[:, 1, 0, 0]) / (19 / side)
+    area, shape = height * width, width / height
+    assert 0.499 < float(area.min()) < 0.51
+    assert 0.99 < float(area.max()) < 1.001
+    assert float(area.mean()) == pytest.approx(0.75, abs=0.02)  # evenly spread
+    assert 0.749 < float(shape.min()) < 0.78
+    assert 1.29 < float(shape.max()) < 1.334
+    assert float(shape.log().mean()) == pytest.approx(0, abs=0.02)
+    centre = crops[:, 0].mean(dim=(1, 2))
+    assert float(centre.min()) < 0.4 < 0.6 < float(centre.max())
+
+
+def test_interpolation_by_hand() -> None:
+    """Half of a row of four pixels, from its second pixel on: centres fall a quarter before and after pixel centres."""
+    from fedshift.data.augment import _interpolate, _positions
+
+    positions = _positions(4, torch.tensor([[0.5]]), torch.tensor([[0.5]]))
+    assert positions.tolist() == [[0.75, 1.25, 1.75, 2.25]]
+    row = torch.tensor([0.0, 0.4, 0.8, 0.2]).expand(1, 3, 4, 4)
+    result = _interpolate(row, torch.arange(4.0)[None], positions)
+    torch.testing.assert_close(result[0, 1, 2], torch.tensor([0.3, 0.5, 0.7, 0.65]))
+
+
+def test_masks_follow_resized_crops() -> None:
+    """Blocks of one label and one level: inside of a block, image and mask agree after any crop."""
+    mask = torch.arange(16).reshape(4, 4).repeat_interleave(12, 0).repeat_interleave(12, 1).expand(20, -1, -1)
+    x = (mask[:, None] / 16).expand(-1, 3, -1, -1).contiguous()
+    for name in ("resized-crop", "standard-unflipped", "standard"):
+        image, labels = build_pair_augment([name])(x, mask, seeded(2))
+        assert labels.dtype == mask.dtype
+        assert not torch.equal(labels, mask)
+        if name == "resized-crop":
+            agree = ((image[:, 0] * 16).round() == labels).float().mean()
+            assert float(agree) > 0.9  # all but the pixels between two blocks
+            assert float(((image[:, 0] * 16).round() == mask).float().mean()) < 0.9
+
+
+def test_colours_of_masks_stay() -> None:
+    x, mask = torch.rand(8, 3, 6, 6, generator=seeded()), torch.randint(9, (8, 6, 6), generator=seeded())
+    for name in ("jitter", "grey"):
+        image, labels = build_pair_augment([name])(x, mask, seeded(4))
+        assert torch.equal(labels, mask)
+        assert not torch.equal(image, x)
+
+
+def test_jitter_equals_brightness_then_contrast_then_saturation() -> None:
+    x = 0.3 + 0.3 * torch.rand(10, 3, 5, 7, generator=seeded())  # nothing is clipped
+    factors = 0.6 + 0.8 * torch.rand(3, 10, 1, 1, generator=seeded(3))
+    luma = torch.tensor([0.299, 0.587, 0.114]).reshape(3, 1, 1)
+    expected = []
+    for image, brightness, contrast, saturation in zip(x, *factors, strict=True):
+        bright = image * brightness
+        mean = (bright * luma).sum(dim=0).mean()
+        clear = mean + contrast * (bright - mean)
+        grey = (clear * luma).sum(dim=0)
+        expected.append(grey + saturation * (clear - grey))
+    torch.testing.assert_close(color_jitter(x, 0.4, seeded(3)), torch.stack(expected).clamp(0, 1))
+
+
+def test_jitter_without_strength_changes_nothing() -> None:
+    x = torch.rand(3, 3, 4, 4, generator=seeded())
+    torch.testing.assert_close(color_jitter(x, 0.0, seeded()), x)
+
+
+def test_grey_images_have_equal_channels_and_the_others_stay() -> None:
+    x = torch.rand(500, 3, 3, 2, generator=seeded())
+    result = random_grey(x, 0.1, seeded())
+    is_grey = ((result[:, 0] == result[:, 1]) & (result[:, 1] == result[:, 2])).flatten(1).all(dim=1)
+    assert 30 < int(is_grey.sum()) < 70
+    assert torch.equal(result[~is_grey], x[~is_grey])
+    red = torch.tensor([1.0, 0, 0]).reshape(1, 3, 1, 1).expand(1, 3, 2, 2)
+    torch.testing.assert_close(random_grey(red, 1.0, seeded()), torch.full((1, 3, 2, 2), 0.299))
+
+
+def test_what_no_crop_or_jitter_can_be_is_refused() -> None:
+    for smallest in (0.0, 1.1):
+        with pytest.raises(ValueError, match="share of the area"):
+            resized_crop(torch.zeros(1, 3, 4, 4), smallest, seeded())
+    with pytest.raises(ValueError, match="strength from 0 to 1"):
+        color_jitter(torch.zeros(1, 3, 4, 4), 1.5, seeded())
+
+
+def test_standard_is_crop_flip_jitter_and_grey() -> None:
+    x = torch.rand(16, 3, 12, 12, generator=seeded())
+    generator = seeded(7)
+    expected = random_flip(resized_crop(x, 0.8, generator), generator)
+    expected = random_grey(color_jitter(expected, 0.4, generator), 0.1, generator)
+    assert torch.equal(build_augment(["standard"])(x, seeded(7)), expected)
+
+
+def test_unflipped_images_stay_the_right_way_round() -> None:
+    """Dark left, bright right: a mirrored digit would be another character."""
+    x = torch.linspace(0.2, 0.8, 16).expand(64, 3, 16, 16)
+
+    def mirrored(name: str) -> int:
+        result = build_augment([name])(x, seeded(1)).mean(dim=(1, 2))
+        return int((result[:, 0] > result[:, -1]).sum())
+
+    assert mirrored("standard-unflipped") == 0
+    assert 20 < mirrored("standard") < 44
+
+
+def test_a_configuration_can_name_every_augmentation() -> None:
+    kind = typing.get_args(RunConfig.model_fields["augment"].annotation)[0]
+    assert set(typing.get_args(kind)) == set(STEPS)
 
 
 # --- What holds for all of them ---------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def training_data(fed: Any, site: str) -> tuple[Tensor, Tensor]:
     return images, torch.from_numpy(np.array(split.labels))
 
 
-def darker(x: Tensor, generator: torch.Generator, ops: int, magnitude: float) -> Tensor:
+def darker(x: Tensor, generator: torch.Generator, ops: int, magnitude: float, draw: str) -> Tensor:
     return x * 0.3
 
 
@@ -127,6 +127,32 @@ def test_one_step_follows_the_gradient_of_the_whole_of_equation_5(
         change = reply.extractor[key] - state.extractor[key]
         torch.testing.assert_close(change, -0.1 * parameter.grad, rtol=1e-2, atol=2e-5)
     torch.testing.assert_close(reply.head["bias"] - own["bias"], -0.1 * net.head.bias.grad, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("collaboration", ["frozen", "enlarge", "consistency"])
+@pytest.mark.parametrize("norm", ["hbin", "ibn-a", "bn"])
+def test_running_statistics_are_those_of_plain_images(
+    collaboration: str, norm: str, open_federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless asked for otherwise, augmented copies leave them as a pass of the plain batch alone does."""
+    monkeypatch.setattr(parts, "rand_augment", darker)
+    found = {}
+    for moves in (False, True):
+        keys = {"collaboration": collaboration, "norm": norm, "second_look_statistics": moves}
+        method, base, fed = open_federation(copa=keys, lr=1e-12)
+        state = method.init(base, fed)
+        found[moves] = method.round(state, fed).extractor
+    net = parts.converted_network(fed.plan, method.hyper).train()
+    expected = []
+    for site in fed.labelled:
+        net.backbone.load_state_dict(dict(state.extractor))
+        net.features(training_data(fed, site)[0])
+        expected.append({key: value.clone().double() for key, value in net.backbone.named_buffers()})
+    for key in expected[0]:
+        if not key.endswith("num_batches_tracked"):
+            mean = torch.stack([statistics[key] for statistics in expected]).mean(0).float()
+            torch.testing.assert_close(found[False][key], mean, rtol=1e-4, atol=1e-5)
+            assert not torch.allclose(found[True][key], mean, rtol=1e-3)
 
 
 def test_frozen_classifiers_get_no_gradient_and_the_features_do() -> None:

@@ -204,7 +204,7 @@ def test_equation_7_is_over_the_sources_and_what_a_site_was_sent(
 # --- Step 4 ---------------------------------------------------------------------------------------------------------
 
 
-def darker(x: Tensor, generator: torch.Generator, ops: int, magnitude: float) -> Tensor:
+def darker(x: Tensor, generator: torch.Generator, ops: int, magnitude: float, draw: str) -> Tensor:
     return x * 0.3
 
 
@@ -256,7 +256,7 @@ def test_frozen_classifiers_take_no_gradient_and_hand_it_on(open_federation: Any
     net = parts.converted_network(fed.plan, method.hyper).train()
     judges = parts.judges_of(net, {"amber": base.head.state_dict(), "blue": base.head.state_dict()}, method.hyper)
     batch = LabelledBatch(target_images(fed)[:8], torch.arange(8) % 3, torch.arange(8))
-    own, others = parts.collaborative_loss(net, judges, lambda x: x.flip(3))
+    own, others = parts.collaborative_loss(net, judges, lambda x: x.flip(3), parts.Hyper())
     (own(batch) + others(batch)).backward()
     assert all(parameter.grad is None for judge in judges for parameter in judge.parameters())
     assert all(bool(parameter.grad.abs().sum() > 0) for parameter in net.head.parameters())

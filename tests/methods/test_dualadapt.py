@@ -26,6 +26,7 @@ from fedshift.methods.base import SHARED
 from fedshift.methods.clients import FrozenFeatures, split_network
 from fedshift.methods.dualadapt import Adapted, DualAdapt, Hyper, State, adapt, client_loss, describe, mixup, optimise
 from fedshift.methods.local import weights_of
+from fedshift.nn.network import Network
 from fedshift.rng import Rng
 from fedshift.runs.config import make_config
 from fedshift.runs.files.model import ModelHeader, SavedModel
@@ -446,13 +447,26 @@ def test_what_the_home_remembers_comes_from_its_turns_with_labels(
     monkeypatch.setattr(dualadapt, "cross_entropy", lambda scores, y: scores.sum() * 0)
     monkeypatch.setattr(dualadapt, "discrepancy", lambda a, b: seen.append(a) or original(a, b))
     monkeypatch.setattr(dualadapt, "augmentation", lambda plan: None)
-    found = []
-    optimise_ = dualadapt.optimise
-    monkeypatch.setattr(dualadapt, "optimise", lambda *a, **kw: found.append((kw, optimise_(*a, **kw))) or found[-1][1])
+    found, trained = [], []
+    optimise_, features = dualadapt.optimise, Network.features
+
+    def optimise(*a: Any, **kw: Any) -> Any:
+        trained.clear()
+        found.append((kw, optimise_(*a, **kw)))
+        return found[-1][1]
+
+    def counted(net: Network, x: Tensor) -> Tensor:
+        if net.training:
+            trained.append(x)
+        return features(net, x)
+
+    monkeypatch.setattr(dualadapt, "optimise", optimise)
+    monkeypatch.setattr(Network, "features", counted)
     fit(method, data, {"server_epochs": 0.1}, lr=1e-9, batch_size=64)
     (kw, after), layer = found[-1], "block1.norm.num_batches_tracked"
     # One batch with labels; one of each of three clients, or of mixed-up pictures, which is not remembered.
-    assert int(after.extractor[layer] - kw["extractor"][layer]) == passes and seen
+    assert len(trained) == passes and seen
+    assert int(after.extractor[layer] - kw["extractor"][layer]) == 1
     before, batches = kw["extractor"]["block1.norm.running_mean"], after.extractor["block1.norm.running_mean"]
     fit(method, data, {"server_epochs": 0.1, "alignment": 0.0}, lr=1e-9, batch_size=64, out=tmp_path / "labels alone")
     assert torch.allclose(found[-1][1].extractor["block1.norm.running_mean"], batches, atol=1e-6)

@@ -18,6 +18,7 @@ from fedshift.nn.normalisation import (
     HybridNorm,
     InstanceNorm,
     convert_norms,
+    forgetting,
     freeze_norms,
 )
 
@@ -249,6 +250,55 @@ def test_first_stage_is_the_first_norm_and_the_first_residual_stage() -> None:
     inside = [f"layer1.{block}.bn{number}" for block in (0, 1) for number in (1, 2)]
     assert layers_of(backbone, HybridNorm) == ["bn1", *inside]
     assert len(layers_of(backbone, nn.BatchNorm2d)) == 15
+
+
+@pytest.mark.parametrize(
+    ("arch", "where", "count"),
+    [("resnet18", "first-block", 3), ("resnet18", "first-stage", 5), ("resnet101", "first-stage", 11)],
+)
+def test_as_many_norms_are_replaced_as_in_the_paper(arch: str, where: Any, count: int) -> None:
+    """Office-Home: the first norm and those of the first BasicBlock; Office-Caltech10: those of the first macro
+    block."""
+    backbone = build_network(arch, (3, 32, 32), 5, 0).backbone
+    convert_norms(backbone, "hbin", where)
+    assert len(layers_of(backbone, HybridNorm)) == count
+    if where == "first-block":
+        assert layers_of(backbone, HybridNorm) == ["bn1", "layer1.0.bn1", "layer1.0.bn2"]
+
+
+def test_first_block_without_residual_blocks_is_the_first_stage() -> None:
+    backbone = net("digits-copa").backbone
+    convert_norms(backbone, "hbin", "first-block")
+    assert layers_of(backbone, HybridNorm) == ["block1.norm"]
+
+
+@pytest.mark.parametrize(("variant", "most"), [("hbin", 0.15), ("switch", 0.35)])
+def test_started_on_the_batch_a_network_is_near_to_what_it_was(variant: Any, most: float) -> None:
+    """SwitchNorm less so: its layer statistics are further from a channel's own."""
+    x = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    away = {}
+    for start in ("equal", "batch"):
+        built = net("digits-copa")
+        with torch.no_grad():
+            built.train()(x)  # random statistics, moved a tenth of the way towards those of x
+            before = built.eval()(x)
+            convert_norms(built.backbone, variant, "all", start)
+            away[start] = float((built(x) - before).norm() / before.norm())
+    assert away["batch"] < most and away["batch"] < away["equal"] / 3, away
+
+
+@pytest.mark.parametrize("variant", ["hbin", "switch", "in", "ibn-a", "ibn-b"])
+def test_forgetting_covers_what_replaces_batch_norm(variant: Any) -> None:
+    """By batches as in training, but nothing is remembered, not even that there was a batch."""
+    built, x = net("resnet18").train(), torch.rand(4, 3, 32, 32)
+    convert_norms(built.backbone, variant, "first-stage")
+    before = {key: value.clone() for key, value in built.state_dict().items()}
+    with forgetting(built):
+        found = built(x)
+    assert all(torch.equal(value, before[key]) for key, value in built.state_dict().items())
+    torch.testing.assert_close(found, built(x))
+    changed = {key for key, value in built.state_dict().items() if not torch.equal(value, before[key])}
+    assert changed == {key for key in before if key.endswith((*STATISTICS, "num_batches_tracked"))}
 
 
 @pytest.mark.parametrize("where", ["auto", "after-every-conv"])

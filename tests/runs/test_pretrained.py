@@ -43,7 +43,8 @@ def test_what_the_user_sets_wins_also_where_it_is_the_usual_value(keys: dict[str
     assert (complete.config.freeze_norm, complete.config.lr, complete.config.backbone_lr_factor) == (False, 0.5, 0.1)
     assert complete.config.hyper["first_judges"] == "initial"
     assert complete.config.hyper["norm_where"] == "first-stage" == complete.plan.hyper["norm_where"]
-    told = "pre-trained network: batch_size=16, backbone_lr_factor=0.1, copa.norm_where=first-stage (what worked"
+    own_keys = "copa.norm_where=first-stage, copa.norm_start=batch (what worked"
+    told = f"pre-trained network: batch_size=16, backbone_lr_factor=0.1, {own_keys}"
     assert complete.choices.startswith(told)
 
 

@@ -161,7 +161,8 @@ def _prepared(config: RunConfig, dataset: Dataset, batch_size: int) -> Prepared:
         "client_fraction": 1.0,
         "attack": (),
         "weights": None,
-        "freeze_norm": False,
+        "freeze_norm": None,
+        "norm": "auto" if config.norm == "frozen" else config.norm,  # frozen needs weights
         "policy": {"min_samples": 2},
     }
     return prepare(config.model_copy(update=changed), dataset)

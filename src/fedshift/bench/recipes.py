@@ -154,6 +154,11 @@ def _names(found: Survey) -> tuple[str, ...]:
 RESNET_18: Settings = {"arch": "resnet18", "weights": "imagenet", "image_size": 224}
 RESNET_101: Settings = {"arch": "resnet101", "weights": "imagenet", "image_size": 224}
 
+STANDARD: Settings = {"augment": ["standard"]}
+"""Crops, flips and changes of colour. Those of CSAC's code; COPA's paper says no more than "standard augmentation"."""
+CROPS: Settings = {"augment": ["resized-crop", "flip"]}
+"""KD3A's code, on photographs."""
+
 _COPA: Settings = {"momentum": 0.9, "weight_decay": 5e-4, "batch_size": 30, "local_epochs": 1.0, "schedule": "cosine"}
 _CSAC: Settings = {
     "lr": 0.01,
@@ -168,11 +173,11 @@ _CSAC: Settings = {
 
 COPA_PACS = Recipe(
     "pacs",
-    {**RESNET_18, **_COPA, "lr": 0.002, "rounds": 40},
+    {**RESNET_18, **_COPA, **STANDARD, "lr": 0.002, "rounds": 40},
     {"copa": {"copa": {"norm_where": "all"}}, "csac": {**_CSAC, "csac": {"lambda": 0.6}}},
 )
 COPA_OFFICE_HOME = replace(COPA_PACS, dataset="office-home", domains=()).but(
-    {"copa": {"copa": {"norm_where": "first-stage"}}}
+    {"copa": {"copa": {"norm_where": "first-block"}}}
 )
 COPA_DIGITS_DG = Recipe(
     "digits-dg",
@@ -189,16 +194,18 @@ COPA_DIGIT_FIVE = Recipe(
 )
 COPA_OFFICE_CALTECH = Recipe(
     "office-caltech10",
-    {**RESNET_101, **_COPA, "setting": "adapt", "lr": 0.002, "rounds": 40},
+    {**RESNET_101, **_COPA, **STANDARD, "setting": "adapt", "lr": 0.002, "rounds": 40},
     {
         "copa-uda": {"copa-uda": {"norm_where": "first-stage"}},
-        "kd3a": {"batch_size": 32, "lr": 0.005, "lr_min": 0.0001},
+        "kd3a": {**CROPS, "batch_size": 32, "lr": 0.005, "lr_min": 0.0001},
         "shot": {"batch_size": 64, "weight_decay": 1e-3, "rounds": 45},
     },
 )
 
 CSAC_PACS = Recipe(
-    "pacs", {**RESNET_18, **_CSAC}, {"csac": {"csac": {"acquisition_epochs": 30.0, "calibration_epochs": 10.0}}}
+    "pacs",
+    {**RESNET_18, **_CSAC, **STANDARD},
+    {"csac": {"csac": {"acquisition_epochs": 30.0, "calibration_epochs": 10.0}}},
 )
 CSAC_VLCS = replace(CSAC_PACS, dataset="vlcs", domains=())
 CSAC_ROTATED = Recipe(
@@ -218,11 +225,11 @@ _KD3A: Settings = {
 }
 KD3A_DIGIT_FIVE = Recipe("digit-five", {**_KD3A, "arch": "digits-kd3a", "lr": 0.05, "lr_min": 0.001, "batch_size": 100})
 KD3A_OFFICE_CALTECH = Recipe(
-    "office-caltech10", {**_KD3A, **RESNET_101, "lr": 0.005, "lr_min": 0.0001, "batch_size": 32}
+    "office-caltech10", {**_KD3A, **RESNET_101, **CROPS, "lr": 0.005, "lr_min": 0.0001, "batch_size": 32}
 )
 KD3A_DOMAINNET = Recipe(
     "domainnet",
-    {**_KD3A, **RESNET_101, "lr": 0.005, "lr_min": 0.0001, "batch_size": 50},
+    {**_KD3A, **RESNET_101, **CROPS, "lr": 0.005, "lr_min": 0.0001, "batch_size": 50},
     {"kd3a": {"kd3a": {"gate": 0.8, "gate_end": 0.95}}},
 )
 

@@ -20,6 +20,7 @@ __all__ = [
     "PairAugment",
     "build_augment",
     "build_pair_augment",
+    "color_jitter",
     "cutout",
     "mixup",
     "rand_augment",
@@ -27,12 +28,21 @@ __all__ = [
     "random_crop_pair",
     "random_flip",
     "random_flip_pair",
+    "random_grey",
+    "resized_crop",
+    "resized_crop_pair",
 ]
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 PairAugment = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
 
 GREY = 0.5
+
+LUMA = (0.299, 0.587, 0.114)
+"""Shares of red, green and blue in the brightness of a pixel (ITU-R 601-2)."""
+
+WIDEST = 4 / 3
+"""Sides of a resized crop are stretched against each other by up to this factor, as usual for photographs."""
 
 
 def random_crop(x: Tensor, padding: int, generator: torch.Generator) -> Tensor:
@@ -47,6 +57,21 @@ def random_crop_pair(x: Tensor, mask: Tensor, padding: int, generator: torch.Gen
     return _pick_pixels(x, index), _pick_pixels(mask[:, None], index)[:, 0]
 
 
+def resized_crop(x: Tensor, smallest: float, generator: torch.Generator) -> Tensor:
+    """Each image becomes a random rectangle of itself, with a share of its area from `smallest` to 1, scaled back to
+    the whole size by linear interpolation."""
+    return _interpolate(x, *_crop_positions(x, smallest, generator))
+
+
+def resized_crop_pair(x: Tensor, mask: Tensor, smallest: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The same `resized_crop` for images and their masks `(B, H, W)`. A pixel of the mask has the label of the nearest
+    one, since labels cannot be mixed."""
+    _require_mask(x, mask)
+    rows, columns = _crop_positions(x, smallest, generator)
+    index = rows.round().long()[:, :, None] * x.shape[3] + columns.round().long()[:, None, :]
+    return _interpolate(x, rows, columns), _pick_pixels(mask[:, None], index.flatten(start_dim=1))[:, 0]
+
+
 def random_flip(x: Tensor, generator: torch.Generator) -> Tensor:
     """Mirrors each image left to right with probability 1/2."""
     return _flip(x, _coin(len(x), generator))
@@ -57,6 +82,32 @@ def random_flip_pair(x: Tensor, mask: Tensor, generator: torch.Generator) -> tup
     _require_mask(x, mask)
     flipped = _coin(len(x), generator)
     return _flip(x, flipped), _flip(mask, flipped)
+
+
+def color_jitter(x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
+    """Multiplies each image's brightness, contrast and saturation by factors from 1 - `strength` to 1 + `strength`.
+
+    DIFFERS: torchvision's ColorJitter applies them in random order and clips after each. Here it is always this order,
+    clipped once, which makes all of it one matrix per image. Hue stays.
+    """
+    if not 0 <= strength <= 1:
+        raise ValueError(f"colour jitter needs a strength from 0 to 1, not {strength}")
+    drawn = torch.rand(3, len(x), 1, 1, generator=generator, dtype=x.dtype)
+    brightness, contrast, saturation = 1 + strength * (2 * drawn - 1)
+    luma = torch.tensor(LUMA, dtype=x.dtype)
+    pixels = x.flatten(start_dim=2)
+    mean = brightness * (pixels.mean(dim=2) @ luma)[:, None, None]
+    # The image away from its mean grey, then each pixel away from its own grey (mean and grey of a grey pixel are one).
+    matrix = brightness * contrast * (saturation * torch.eye(3, dtype=x.dtype) + (1 - saturation) * luma)
+    return torch.baddbmm((1 - contrast) * mean, matrix, pixels).clamp_(0, 1).reshape(x.shape)
+
+
+def random_grey(x: Tensor, probability: float, generator: torch.Generator) -> Tensor:
+    """Makes each image grey with this probability: all channels have its brightness."""
+    chosen = (torch.rand(len(x), generator=generator) < probability).nonzero().squeeze(1)
+    result = x.clone()
+    result[chosen] = torch.einsum("bchw,c->bhw", x[chosen], torch.tensor(LUMA, dtype=x.dtype))[:, None]
+    return result.clamp_(0, 1)
 
 
 def cutout(x: Tensor, size: int, generator: torch.Generator) -> Tensor:
@@ -108,6 +159,43 @@ def _crop_index(x: Tensor, padding: int, generator: torch.Generator) -> Tensor:
     return (rows[:, :, None] * width + columns[:, None, :]).flatten(start_dim=1)
 
 
+def _crop_positions(x: Tensor, smallest: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """For random rectangles of the images, the row `(B, H)` and the column `(B, W)` of each pixel's source. Between
+    two pixels they have fractions."""
+    if not 0 < smallest <= 1:
+        raise ValueError(f"a crop has a share of the area above 0 and up to 1, not {smallest}")
+    area, stretch, down, right = torch.rand(4, len(x), 1, generator=generator, dtype=torch.float64)
+    area = smallest + (1 - smallest) * area
+    # DIFFERS: torchvision draws again until a rectangle fits, which favours small ones. Here the stretch is drawn from
+    # those that fit, so all areas are equally likely. It is relative to the shape of the image.
+    widest = (1 / area).clamp(max=WIDEST)
+    stretch = widest ** (2 * stretch - 1)
+    sides = (area / stretch).sqrt().clamp(max=1), (area * stretch).sqrt().clamp(max=1)
+    rows = _positions(x.shape[2], sides[0], down)
+    columns = _positions(x.shape[3], sides[1], right)
+    return rows.to(x.dtype), columns.to(x.dtype)
+
+
+def _positions(length: int, side: Tensor, place: Tensor) -> Tensor:
+    """`length` positions spread evenly over a window that is `side` of the length, at `place` of the free space."""
+    start = place * length * (1 - side)
+    # Pixel i reaches from i to i + 1; its centre is at i + 1/2.
+    return (start + (torch.arange(length) + 0.5) * side - 0.5).clamp(0, length - 1)
+
+
+def _interpolate(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Values of `(B, C, H, W)` at fractional `rows` `(B, H)` and `columns` `(B, W)`."""
+    down, across = _hats(rows), _hats(columns)
+    # Two products of matrices per channel: at these sizes faster than fetching four neighbours of every pixel.
+    return (down[:, None] @ x @ across[:, None].mT).clamp_(0, 1)
+
+
+def _hats(position: Tensor) -> Tensor:
+    """Weights `(B, L, L)` of the pixels in linear interpolation at `position` `(B, L)`: 1 at a pixel, 0 at the next."""
+    distance = position[:, :, None] - torch.arange(position.shape[1])
+    return (1 - distance.abs_()).clamp_(min=0)
+
+
 def _mirror(position: Tensor, length: int) -> Tensor:
     """Reflect positions up to one `length` outside 0..length-1 back inside, without repeating the edge."""
     return (length - 1) - ((length - 1) - position.abs()).abs()
@@ -146,20 +234,37 @@ def _side(x: Tensor) -> int:
     return min(x.shape[2:])
 
 
-STEPS: dict[str, Augment] = {
-    "crop": lambda x, generator: random_crop(x, _side(x) // 8, generator),
-    "flip": random_flip,
-    "randaugment": rand_augment,
-    "cutout": lambda x, generator: cutout(x, _side(x) // 2, generator),
-}
-"""Augmentations by the name a configuration uses, sized to the image."""
+def _standard(x: Tensor, mask: Tensor, generator: torch.Generator, *, flips: bool) -> tuple[Tensor, Tensor]:
+    """What networks for photographs are usually trained with: crops, flips, and changes of colour."""
+    x, mask = resized_crop_pair(x, mask, 0.8, generator)
+    if flips:
+        x, mask = random_flip_pair(x, mask, generator)
+    return random_grey(color_jitter(x, 0.4, generator), 0.1, generator), mask
 
 
 PAIR_STEPS: dict[str, PairAugment] = {
     "crop": lambda x, mask, generator: random_crop_pair(x, mask, _side(x) // 8, generator),
     "flip": random_flip_pair,
+    "resized-crop": lambda x, mask, generator: resized_crop_pair(x, mask, 0.75, generator),
+    "jitter": lambda x, mask, generator: (color_jitter(x, 0.4, generator), mask),
+    "grey": lambda x, mask, generator: (random_grey(x, 0.1, generator), mask),
+    "standard": lambda x, mask, generator: _standard(x, mask, generator, flips=True),
+    "standard-unflipped": lambda x, mask, generator: _standard(x, mask, generator, flips=False),
 }
-"""The augmentations that can move a mask along with its image."""
+"""The augmentations that can move a mask along with its image, by the name a configuration uses, sized to the image."""
+
+
+def _of_images(step: PairAugment) -> Augment:
+    """A step for images without masks."""
+    return lambda x, generator: step(x, x[:, 0], generator)[0]
+
+
+STEPS: dict[str, Augment] = {
+    **{name: _of_images(step) for name, step in PAIR_STEPS.items()},
+    "randaugment": rand_augment,
+    "cutout": lambda x, generator: cutout(x, _side(x) // 2, generator),
+}
+"""All augmentations by the name a configuration uses."""
 
 
 def build_augment(names: Sequence[str]) -> Augment:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,10 @@ Strengths = NDArray[np.float64]
 MAX_MAGNITUDE = 10
 """The scale of the paper and its code: 10 is the largest distortion, 0 none. Autocontrast and equalize
 have no strength. Implementations that count to 30 call our 3 a 9."""
+
+MagnitudeDraw = Literal["fixed", "uniform"]
+"""Whether every operation has the given magnitude, or each sample draws one for each of its operations, uniformly from
+0 to the given one."""
 
 # What magnitude 10 means: the ranges of AutoAugment (Cubuk et al., CVPR 2019), which RandAugment keeps.
 # DIFFERS: more is always stronger and in both directions. In the authors' code solarize and posterize grow weaker
@@ -36,7 +40,9 @@ FILL = 128
 """The grey of pixels that come from outside the image."""
 
 
-def rand_augment(x: Tensor, generator: torch.Generator, ops: int = 2, magnitude: float = 9) -> Tensor:
+def rand_augment(
+    x: Tensor, generator: torch.Generator, ops: int = 2, magnitude: float = 9, draw: MagnitudeDraw = "fixed"
+) -> Tensor:
     """Distort each sample of `(B, 3, H, W)` floats in [0, 1] by its own `ops` operations.
 
     Operations are drawn with replacement, and those with a direction (turns, shears, shifts, enhancements) draw
@@ -50,7 +56,10 @@ def rand_augment(x: Tensor, generator: torch.Generator, ops: int = 2, magnitude:
     for _ in range(ops):
         choice = torch.randint(len(OPERATIONS), (len(x),), generator=generator).numpy()
         sign = torch.randint(2, (len(x),), generator=generator).numpy() * 2 - 1
-        levels = apply_operations(levels, choice, sign * (magnitude / MAX_MAGNITUDE))
+        strength = sign * (magnitude / MAX_MAGNITUDE)
+        if draw == "uniform":
+            strength = strength * torch.rand(len(x), generator=generator, dtype=torch.float64).numpy()
+        levels = apply_operations(levels, choice, strength)
     return torch.from_numpy(levels).to(x.dtype).div_(255)
 
 

@@ -66,7 +66,20 @@ class RunConfig(BaseModel):
     local_epochs: float | None = Field(None, gt=0)
     schedule: str | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
-    augment: tuple[Literal["crop", "flip", "randaugment", "cutout"], ...] = ()
+    augment: tuple[
+        Literal[
+            "crop",
+            "flip",
+            "resized-crop",
+            "jitter",
+            "grey",
+            "standard",
+            "standard-unflipped",
+            "randaugment",
+            "cutout",
+        ],
+        ...,
+    ] = ()
 
     # How the run goes.
     engine: str = "inprocess"

@@ -39,6 +39,7 @@ from fedshift.methods.copa.parts import (
     judges_of,
     loaded,
     numbered,
+    second_features,
     second_look,
 )
 from fedshift.methods.cost import MODEL, Formula
@@ -88,7 +89,7 @@ def train(site: Labelled, extractor: Weights, head: Weights, frozen: Mapping[str
     """Trains {F_i, C_i} on Eq. (5); `frozen` are the other domains' classifiers {C'_j}."""
     hyper = hyper_of(site.plan)
     net = loaded(converted_network(site.plan, hyper), extractor, head, site.device)
-    loss_of = collaborative_loss(net, judges_of(net, frozen, hyper), second_look(hyper, site.plan, rng))
+    loss_of = collaborative_loss(net, judges_of(net, frozen, hyper), second_look(hyper, site.plan, rng), hyper)
     loss = _optimise(site, [net], loss_of, rng)
     return Trained(extractor=weights_of(net.backbone), head=weights_of(net.head), loss=loss)
 
@@ -112,7 +113,7 @@ def train_together(site: Labelled, extractor: Weights, heads: Weights, rng: Rng)
         loss = cross_entropy(scores, batch.y)
         if not others:
             return loss
-        again = net.features(look_again(batch.x)) if look_again else features
+        again = second_features(net, look_again(batch.x), hyper) if look_again else features
         return loss + inconsistency(torch.stack([other(again) for other in others]), scores)
 
     loss = _optimise(site, [net, *others], loss_of, rng)
@@ -196,7 +197,7 @@ def first_state(base: Network, fed: Federation, hyper: Hyper, domains: Iterable[
         message = f"{name} augments images, and these are table rows: set {name}.augment=false and {name}.norm=bn"
         raise InputError("method-needs", message)
     net = copy.deepcopy(base)
-    convert_norms(net.backbone, hyper.norm, hyper.norm_where)
+    convert_norms(net.backbone, hyper.norm, hyper.norm_where, hyper.norm_start)
     extractor, head, names = weights_of(net.backbone), weights_of(net.head), list(domains)
     apart = {} if hyper.iterate else dict.fromkeys(fed.labelled, extractor)
     return State(extractor, dict.fromkeys(names, head), dict.fromkeys(names, False), head, apart)

@@ -123,7 +123,7 @@ def fine_tune(
     hyper = hyper_of(home.plan)
     net = loaded(converted_network(home.plan, hyper), extractor, head, home.device)
     judges = parts.judges_of(net, frozen, hyper)
-    loss_of = parts.collaborative_loss(net, judges, parts.second_look(hyper, home.plan, rng))
+    loss_of = parts.collaborative_loss(net, judges, parts.second_look(hyper, home.plan, rng), hyper)
     batches = _pseudo_labelled(home, labels, kept, rng)
     optimizer = sgd(home, net)
     loss = train_batches(batches, loss_of, optimizer, home.plan.training.precision)

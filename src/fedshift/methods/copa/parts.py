@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from fedshift.data.augment import cutout, rand_augment
 from fedshift.data.batches import LabelledBatch
-from fedshift.data.randaugment import MAX_MAGNITUDE
+from fedshift.data.randaugment import MAX_MAGNITUDE, MagnitudeDraw
 from fedshift.federation import codec
 from fedshift.federation.federation import Federation
 from fedshift.federation.plan import Plan
@@ -28,7 +29,7 @@ from fedshift.functional.averaging import add_noise
 from fedshift.functional.losses import cross_entropy
 from fedshift.methods.local import plain_network, with_weights
 from fedshift.nn.network import Ensemble, Network, Rule
-from fedshift.nn.normalisation import Variant, Where, convert_norms
+from fedshift.nn.normalisation import Start, Variant, Where, convert_norms, forgetting
 from fedshift.rng import Rng
 
 PHOTOGRAPH = 40
@@ -37,9 +38,9 @@ PHOTOGRAPH = 40
 Look = Callable[[Tensor], Tensor]
 
 
-PRETRAINED_KEYS = {"norm_where": "first-stage", "first_judges": "none"}
-"""For networks that start from given weights. Hybrid layers everywhere, at equal shares, take a pre-trained network's
-function away; judges that have not been trained yet teach it nothing."""
+PRETRAINED_KEYS = {"norm_where": "first-stage", "norm_start": "batch", "first_judges": "none"}
+"""For networks that start from given weights. Hybrid layers at equal shares take a pre-trained network's function away;
+judges that have not been trained yet teach it nothing."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Hyper:
     """What replaces batch normalisation (Fig. 3)."""
     norm_where: Where = "auto"
     """Which layers: see nn.normalisation.convert_norms."""
+    norm_start: Start = "equal"
+    """Where lambda starts: equal shares of batch and instance, or nearly all on the batch."""
     collaboration: Literal["frozen", "none", "enlarge", "consistency"] = "frozen"
     """The other domains' frozen classifiers, nothing, augmented copies for the site's own classifier, or consistency of
     the others with the own one (Fig. 2)."""
@@ -59,9 +62,14 @@ class Hyper:
     ops: int = 2
     """RandAugment's operations per image."""
     magnitude: float = 9.0
-    """RandAugment's strength, up to 10."""
+    """RandAugment's strength on the scale of its paper, 0 to 10. Code that counts to 30, such as Dassl, says 10 where
+    we say 3.3."""
+    magnitude_draw: MagnitudeDraw = "fixed"
+    """Whether all operations have this strength, or each draws its own, uniformly from 0 to it."""
     cutout: bool | Literal["auto"] = "auto"
     """Whether the augmented copy gets Cutout too; auto: on images larger than 40 pixels."""
+    second_look_statistics: bool = False
+    """Whether augmented copies change running statistics too. They are always normalised by their own batch."""
     iterate: bool = True
     """False: every site trains alone to the end and the aggregate is only scored (Table 6)."""
     noise: float = 0.0
@@ -90,7 +98,7 @@ def hyper_of(plan: Plan) -> Hyper:
 def converted_network(plan: Plan, hyper: Hyper) -> Network:
     """The plan's network with its norms converted. Its initial weights do not matter."""
     net = plain_network(plan)
-    convert_norms(net.backbone, hyper.norm, hyper.norm_where)
+    convert_norms(net.backbone, hyper.norm, hyper.norm_where, hyper.norm_start)
     return net
 
 
@@ -150,7 +158,7 @@ def ensemble_network(plan: Plan, domains: int) -> Network:
 
 
 def collaborative_loss(
-    net: Network, judges: Sequence[nn.Module], look_again: Look | None
+    net: Network, judges: Sequence[nn.Module], look_again: Look | None, hyper: Hyper
 ) -> tuple[Callable[[LabelledBatch], Tensor], ...]:
     """Eq. (5) as functions of a batch that add up to the loss: that of the site's own classifier on the batch, and that
     of the `judges` on a second look at it, or on the same features if there is no second look."""
@@ -169,9 +177,16 @@ def collaborative_loss(
 
     def others(batch: LabelledBatch) -> Tensor:
         # A separate pass: in one batch, plain and augmented images would be normalised by common statistics.
-        return sum_of_losses(judges, net.features(look_again(batch.x)), batch.y)
+        return sum_of_losses(judges, second_features(net, look_again(batch.x), hyper), batch.y)
 
     return (own, others)
+
+
+def second_features(net: Network, x: Tensor, hyper: Hyper) -> Tensor:
+    """The features of augmented images. Nobody predicts on such images, so running statistics do not learn from them
+    unless asked to."""
+    with nullcontext() if hyper.second_look_statistics else forgetting(net):
+        return net.features(x)
 
 
 def sum_of_losses(heads: Sequence[nn.Module], features: Tensor, labels: Tensor) -> Tensor:
@@ -188,7 +203,7 @@ def second_look(hyper: Hyper, plan: Plan, rng: Rng) -> Look | None:
     is_cut = max(plan.model.input_shape) > PHOTOGRAPH if hyper.cutout == "auto" else hyper.cutout
 
     def augment(x: Tensor) -> Tensor:
-        new = rand_augment(x.cpu(), generator, hyper.ops, hyper.magnitude)
+        new = rand_augment(x.cpu(), generator, hyper.ops, hyper.magnitude, hyper.magnitude_draw)
         if is_cut:
             new = cutout(new, min(x.shape[2:]) // 2, generator)
         return new.to(x.device, memory_format=torch.channels_last)
