@@ -21,6 +21,7 @@ from fedshift.functional.mixtures import (
     interpolate_share,
     log_density,
     principal_axes,
+    relative_density,
     share_of_batch,
     typicality,
 )
@@ -202,6 +203,28 @@ def test_one_level_is_a_step_and_equal_levels_are_no_division_by_zero() -> None:
 def test_share_of_batch_by_hand() -> None:
     assert share_of_batch(torch.tensor([5.0, 1.0, 3.0, 3.0]).double()).tolist() == [0.875, 0.125, 0.375, 0.375]
     assert share_of_batch(torch.tensor([-7.0]).double()).tolist() == [0.5]
+
+
+def test_relative_density_by_hand() -> None:
+    """In d dimensions, (p / p_median)^(1/d): the median level is 4, and densities above it count as 1."""
+    levels = torch.tensor([1.0, 4.0, 6.0])
+    found = relative_density(torch.tensor([9.0, 4.0, 2.0, -196.0]).double(), levels, 2)
+    assert found.tolist() == pytest.approx([1, 1, math.exp(-1), math.exp(-100)])
+
+
+def test_relative_density_tells_how_far_away_a_batch_is_where_ranks_cannot() -> None:
+    """A standard Gaussian in 30 dimensions, and batches 0, 1, 2 and 3 deviations away in each of them."""
+    points = torch.randn(2000, 30, generator=seeded())
+    fitted = fit_mixture(points, torch.arange(2000), 1, 10, seeded(1))
+    axes = Axes(torch.zeros(30), torch.eye(30))
+    means = {
+        how: [float(typicality(points + away, axes, fitted, *how).mean()) for away in range(4)]
+        for how in (("batch", "rank"), ("fitted", "rank"), ("batch", "density"))
+    }
+    assert means["batch", "rank"] == pytest.approx([0.5] * 4, abs=1e-3)
+    assert means["fitted", "rank"][2] == means["fitted", "rank"][3] == 0  # all of them count nothing
+    near, *further = means["batch", "density"]
+    assert near > 0.9 and further == pytest.approx([math.exp(-n * n / 2) for n in (1, 2, 3)], rel=0.2)
 
 
 def test_principal_axes_keep_just_enough_energy() -> None:

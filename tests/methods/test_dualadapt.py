@@ -204,7 +204,7 @@ def test_a_client_adapts_without_any_source_data(tmp_path: Path) -> None:
     assert 0 <= reply.discrepancy <= 2 and 0 <= reply.trust <= 1
     # What leaves: the small classifier and the mixture, never the extractor.
     assert {field.name for field in dataclasses.fields(Adapted)} == {
-        *("classifier", "statistics", "mixture", "dropped", "discrepancy", "trust")
+        *("classifier", "statistics", "mixture", "dropped", "discrepancy", "disagreement", "trust")
     }
 
 
@@ -294,6 +294,61 @@ def test_without_pseudo_labels_a_nudge_parts_the_classifiers(tmp_path: Path) -> 
     free = Hyper(mixtures=False, self_training=False)
     reply = adapt.run(make_client(tmp_path, free, local_epochs=20.0), **sent, rng=RNG)
     assert reply.discrepancy > 0 and not same(reply.classifier, sent["classifier"])
+
+
+def test_an_independent_classifier_starts_at_random_weights_of_its_own(tmp_path: Path) -> None:
+    """With a rate of almost 0 it is sent as it started: not as F_g, the same for the same names, else another."""
+    started = {}
+    for start_at in ("shared", "independent"):
+        hyper = Hyper(mixtures=False, local_start=start_at)
+        site, sent = make_client(tmp_path, hyper, lr=1e-12), with_source(tmp_path, Hyper(mixtures=False))
+        started[start_at] = [adapt.run(site, **sent, rng=Rng.of(name)) for name in ("b", "b", "c")]
+    shared, (one, again, other) = started["shared"], started["independent"]
+    assert all(torch.allclose(shared[0].classifier[key], sent["classifier"][key], atol=1e-6) for key in one.classifier)
+    assert shared[0].disagreement == 0 and shared[0].discrepancy < 1e-5
+    assert same(one.classifier, again.classifier)
+    for key in ("fc1.weight", "fc2.weight"):
+        first, second, theirs = one.classifier[key], other.classifier[key], sent["classifier"][key]
+        assert abs(float(torch.corrcoef(torch.stack([first.flatten(), theirs.flatten()]))[0, 1])) < 0.2
+        assert not torch.allclose(first, second, atol=1e-3)
+    assert float(one.classifier["fc1.weight"].std()) == pytest.approx(1 / math.sqrt(3 * 128), rel=0.05)
+
+
+def test_disagreement_is_the_share_of_samples_with_different_classes(tmp_path: Path) -> None:
+    """Of the last look at each: by hand for one batch at a rate of almost 0."""
+    hyper = Hyper(mixtures=False, statistics="home", local_start="independent")
+    site, sent = make_client(tmp_path, hyper, batch_size=36, lr=1e-12), with_source(tmp_path, hyper)
+    reply = adapt.run(site, **sent, rng=RNG)
+    net = split_network(site.plan).eval()
+    net.backbone.load_state_dict(sent["extractor"])
+    net.head.load_state_dict(sent["classifier"])
+    (batch,) = site.train.evenly(36)
+    with torch.no_grad():
+        features = net.features(batch.x)
+        theirs = net.head(features).argmax(1)
+        net.head.load_state_dict(reply.classifier)
+        by_hand = float((net.head(features).argmax(1) != theirs).float().mean())
+    assert reply.disagreement == pytest.approx(by_hand) and by_hand > 0
+
+
+def test_density_weights_reach_clients_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank within the batch has the mean 1/2 wherever a client is; density tells a distant one from the home."""
+    trust = {}
+    for weighting in ("rank", "density"):
+        hyper = Hyper(weighting=weighting)
+        site, sent = make_client(tmp_path, hyper, batch_size=36), with_source(tmp_path, hyper)
+        near = sent["source"]
+        far = dataclasses.replace(near, axes=dataclasses.replace(near.axes, centre=near.axes.centre + 3))
+        trust[weighting] = [adapt.run(site, **sent | {"source": at}, rng=RNG).trust for at in (near, far)]
+    assert trust["rank"] == pytest.approx([0.5, 0.5])
+    assert trust["density"][1] < 0.5 * trust["density"][0]
+
+    used = []
+    monkeypatch.setattr(dualadapt, "typicality", lambda *args: used.append(args[4]) or typicality(*args))
+    home = make_home(tmp_path, Hyper(weighting="density"))
+    now = start(home.plan)
+    optimise(home, **now, local={"b": now["classifier"]}, mixtures={"b": near.mixture}, axes=near.axes, rng=RNG)
+    assert set(used) == {"density"}
 
 
 def test_without_mixtures_none_is_fitted_or_sent(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -68,6 +70,17 @@ def test_parameter_counts_of_digit_nets_by_hand() -> None:
     assert found["digits-kd3a"] == kd3a
     assert found["digits-kd3a-large"] == large == 31_805_898
     assert found["digits-csac"] == csac
+
+
+def test_dualadapts_large_net_has_the_numbers_of_its_table_4() -> None:
+    """Printed: |G| + |F| = 493 K (Fed-DAN), |G| + 2|F| = 510 K (Fed-MCD), |F| = 17 K (Table 5)."""
+    net = meta_network("digits-dualadapt-large", 28, 10)
+    widths = (3, 16, 32, 64, 256)
+    by_hand = sum(25 * a * b + 3 * b for a, b in itertools.pairwise(widths))
+    extractor, classifier = parameters(net.backbone), parameters(net.head)
+    assert extractor == by_hand == 475_904 and classifier == 256 * 64 + 64 + 64 * 10 + 10 == 17_098
+    rounded = [round(count / 1000) for count in (extractor + classifier, extractor + 2 * classifier, classifier)]
+    assert rounded == [493, 510, 17]
 
 
 @pytest.mark.parametrize("name", [name for name in DIGITS if name != "digits-kd3a-large"])

@@ -2,7 +2,7 @@
 
 Features are first reduced to their principal axes. A mixture gives a point the weight W(x) in [0, 1]: the share of the
 points it was fitted to whose density is lower. The density itself is not used as a weight, because it overflows or
-vanishes in more than a few dimensions. All sums are in float64 and over logarithms.
+vanishes in more than a few dimensions; its root per dimension may be. All sums are in float64 and over logarithms.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 Among = Literal["fitted", "batch"]
+Weighting = Literal["rank", "density"]
 
 ITERATIONS = 100
 TOLERANCE = 1e-4
@@ -149,6 +150,13 @@ def share_of_batch(log_densities: Tensor) -> Tensor:
     return ((torch.searchsorted(ordered, log_densities) + 0.5) / len(ordered)).float()
 
 
+def relative_density(log_densities: Tensor, levels: Tensor, dimensions: int) -> Tensor:
+    """(p(x) / p_median)^(1 / d), at most 1, `(n,)`, float32: how dense it is at x per dimension, compared with the
+    median of the fitted points. Unlike a rank it goes on falling, slowly, where x is further away than any of them."""
+    middle = levels.double().median().to(log_densities)
+    return ((log_densities - middle) / dimensions).clamp(max=0).exp().float()
+
+
 def as_rows(features: Tensor) -> Tensor:
     """`(B, D)` unchanged; maps `(B, D, h, w)` as one row per pixel, `(B h w, D)`."""
     return features.movedim(1, -1).flatten(0, -2)
@@ -189,13 +197,18 @@ class Sample:
         return torch.cat([rows for rows, _ in self._parts]), torch.cat([owners for _, owners in self._parts])
 
 
-def typicality(features: Tensor, axes: Axes, mixture: Mixture, among: Among = "fitted") -> Tensor:
+def typicality(
+    features: Tensor, axes: Axes, mixture: Mixture, among: Among = "fitted", weighting: Weighting = "rank"
+) -> Tensor:
     """W(x) of features `(B, D)` or of every pixel of maps `(B, D, h, w)`: `(B,)` or `(B, h, w)` in [0, 1].
 
-    `among` says what x is compared with: the points that the mixture was fitted to, or the batch itself.
+    A rank compares x with those that `among` names: the points that the mixture was fitted to, or the batch itself.
     """
     densities = log_density(axes.reduce(as_rows(features)), mixture)
-    shares = interpolate_share(densities, mixture.levels) if among == "fitted" else share_of_batch(densities)
+    if weighting == "density":
+        shares = relative_density(densities, mixture.levels, axes.axes.shape[1])
+    else:
+        shares = interpolate_share(densities, mixture.levels) if among == "fitted" else share_of_batch(densities)
     return shares.reshape(features.shape[:1] + features.shape[2:])
 
 

@@ -28,7 +28,16 @@ from fedshift.federation.site import Labelled, Site, Unlabelled, WithTargets
 from fedshift.federation.step import Step, step
 from fedshift.functional.averaging import add_noise
 from fedshift.functional.losses import cross_entropy, discrepancy, pseudo_label_loss
-from fedshift.functional.mixtures import Among, Axes, Mixture, Sample, fit_mixture, principal_axes, typicality
+from fedshift.functional.mixtures import (
+    Among,
+    Axes,
+    Mixture,
+    Sample,
+    Weighting,
+    fit_mixture,
+    principal_axes,
+    typicality,
+)
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.clients import (
     FrozenFeatures,
@@ -44,7 +53,7 @@ from fedshift.methods.cost import Formula
 from fedshift.methods.local import augmentation, sgd, train_batches, weights_of, with_weights
 from fedshift.methods.statistics import has_negative_variance
 from fedshift.nn.backbones.segmentation import with_light_head
-from fedshift.nn.network import Network
+from fedshift.nn.network import Network, seeded_init
 from fedshift.nn.normalisation import STATISTICS, forgetting, remembering, statistics_of
 from fedshift.rng import Rng
 
@@ -66,8 +75,13 @@ class Hyper:
     """Whether clients learn from pseudo labels; false: only from the discrepancy (Table 5)."""
     mixtures: bool = True
     """Whether Gaussian mixtures weight samples; false: all weights are 1 and no mixture is fitted or sent (Table 5)."""
+    local_start: Literal["shared", "independent"] = "shared"
+    """Where F_l starts in each round: as F_g (line 6), or with random weights of its own."""
+    weighting: Weighting = "rank"
+    """What W(x) is: the rank of the density at x, or the density per dimension relative to the fitted points' median,
+    which tells how far away a client is."""
     weigh_among: Among = "batch"
-    """What W(x) compares x with: the other samples of its batch, or the points that the mixture was fitted to."""
+    """What a rank compares x with: the other samples of its batch, or the points that the mixture was fitted to."""
     components_per_class: int = 2
     """Components of a mixture, times the number of classes."""
     energy: float = 0.8
@@ -127,6 +141,7 @@ class Adapted(Release):
     mixture: MixtureTerms
     dropped: Tally
     discrepancy: Metric
+    disagreement: Metric
     trust: Metric
 
 
@@ -148,26 +163,31 @@ def adapt(site: Unlabelled, extractor: Weights, classifier: Weights, source: Sou
     net = _loaded(site, extractor, classifier).eval().requires_grad_(False)
     statistics = _own_statistics(site, net) if hyper.statistics != "home" else {}
     local = copy.deepcopy(net.head).requires_grad_(True).train()  # line 6
-    if not hyper.self_training:
+    if hyper.local_start == "independent":
+        local.load_state_dict(_random_like(local, rng.child("start")))
+    elif not hyper.self_training:
         # DIFFERS: where F_l = F_g the discrepancy has no gradient, so that the two would stay equal.
         local.load_state_dict(add_noise(local.state_dict(), NUDGE, rng.child("nudge").torch()))
     lambda_st = hyper.lambda_st if hyper.self_training else 0.0
     sample = Sample(len(site.train), hyper.points, rng.child("sample").torch())
     features_of = FrozenFeatures(net, len(site.train))
     seen: list[tuple[float, float]] = []
+    differs = torch.full((len(site.train),), torch.nan)
 
     def loss_of(batch: UnlabelledBatch) -> Tensor:
         with torch.no_grad():
             features = features_of(batch.x, batch.index)
             shared = net.head(features)
             trust = (
-                typicality(features, source.axes, source.mixture, hyper.weigh_among)
+                typicality(features, source.axes, source.mixture, hyper.weigh_among, hyper.weighting)
                 if source
                 else torch.ones_like(shared[:, 0])
             )
         sample.add(features, batch.index)
         scores = local(features)
         seen.append((float(discrepancy(scores.detach(), shared).mean()), float(trust.mean())))
+        # The share of a sample's pixels whose classes differ, or 0 or 1; later passes replace earlier ones.
+        differs[batch.index] = (scores.argmax(1) != shared.argmax(1)).float().reshape(len(scores), -1).mean(1).cpu()
         return client_loss(scores, shared, trust, lambda_st)
 
     optimizer = sgd(site, local)
@@ -184,8 +204,19 @@ def adapt(site: Unlabelled, extractor: Weights, classifier: Weights, source: Sou
         mixture=vars(mixture) if mixture else {},
         dropped=_components(site) - len(mixture.weights) if mixture else 0,
         discrepancy=mean_of([apart for apart, _ in seen]),
+        disagreement=float(differs.nanmean()),
         trust=mean_of([trust for _, trust in seen]),
     )
+
+
+def _random_like(head: nn.Module, rng: Rng) -> dict[str, Tensor]:
+    """Weights for `head` as a new layer has them, drawn from `rng`."""
+    twin = copy.deepcopy(head).cpu()
+    with seeded_init(rng.seed()):
+        for layer in twin.modules():
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                layer.reset_parameters()
+    return weights_of(twin)
 
 
 def _own_statistics(site: Unlabelled, net: Network) -> dict[str, Tensor]:
@@ -280,7 +311,7 @@ def optimise(
         for client in clients:
             terms = discrepancy(heads[client](features), shared)
             if axes and then is not None:
-                terms = typicality(then, axes, mixtures[client], hyper.weigh_among) * terms
+                terms = typicality(then, axes, mixtures[client], hyper.weigh_among, hyper.weighting) * terms
             total = total + terms.mean()
         return weight * total / len(heads)
 
@@ -381,11 +412,12 @@ class DualAdapt:
                     fed.count("refused.mixture")
                     continue
                 fed.note("components", len(mixtures[site].weights), site)
-                if self.hyper.weigh_among == "fitted":  # Within a batch its mean is always 1/2.
+                if self.hyper.weigh_among == "fitted" or self.hyper.weighting == "density":  # In a batch always 1/2.
                     fed.note("trust", reply.trust, site)
             if reply.dropped:
                 fed.count(f"dropped.components.{site}", reply.dropped)
             fed.note("discrepancy", reply.discrepancy, site)
+            fed.note("disagreement", reply.disagreement, site)
             usable[site] = reply
         return usable, mixtures
 

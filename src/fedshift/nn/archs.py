@@ -182,6 +182,15 @@ _BUILTIN = (
         input_size=32,
     ),
     Arch(
+        name="digits-dualadapt-large",
+        description="DualAdapt, Digit-Five at the size of its Table 4: four 5x5 convolutions, two dense layers",
+        kind="image",
+        build=digits.dualadapt_large,
+        head=digits.narrow_two_layer_head,
+        lr=0.05,
+        input_size=28,
+    ),
+    Arch(
         name="resnet18",
         description="ResNet-18 (COPA, CSAC: PACS, VLCS, Office-Home)",
         kind="image",

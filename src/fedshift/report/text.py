@@ -84,6 +84,10 @@ _METRICS = {
     "pseudo_label_share": ("Share of pseudo labels", "of the target's samples"),
     "components": ("Mixture components", "sent by each client"),
     "discrepancy": ("Discrepancy", "between a client's classifier and the shared one"),
+    "disagreement": (
+        "Disagreement",
+        "of a client's classifier and the shared one, by class",
+    ),
     "align_loss": ("Alignment loss", "at the home"),
     "gap": ("Gap to the source", "as each client measures it"),
     "confusion_loss": ("Confusion loss", "of the adversary"),
