@@ -168,7 +168,7 @@ def test_formulas_as_they_are_written() -> None:
 @pytest.mark.parametrize(
     ("method", "published", "up", "down"),
     [
-        ("dualadapt", "||G|| + 3||F||", "|F| + |W| + |S|", "|G| + |F| + |W|"),
+        ("dualadapt", "||G|| + 3||F||", "|F| + |W|", "|G| + |F| + |W|"),
         ("fed-mcd", "4||G|| + 8||F||", "|G| + 2|F|", "|G| + 2|F|"),
         ("fed-dann", "4||G|| + 2||F|| + 4||D||", "|G| + |F|", "|G| + |F|"),
     ],

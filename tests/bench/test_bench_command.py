@@ -84,7 +84,7 @@ def test_bad_input_says_what_to_do(suite: str, arguments: dict[str, object], wor
 @pytest.mark.parametrize(
     ("suite", "asked", "words"),
     [
-        ("dualadapt/table1", ["--set", "copa.nonsense=1"], "does not train copa. It trains cent-mcd,"),
+        ("dualadapt/table1", ["--set", "copa.nonsense=1"], "does not train copa. It trains adabn, cent-mcd,"),
         ("kd3a/fig5", ["--set", "kd3a.gate=0.8"], "does not train kd3a. It trains no method"),
         (
             "dualadapt/table1",
@@ -122,7 +122,10 @@ def test_tables_tell_which_clients_were_skipped(launcher: InProcess, tmp_path: P
         write_domain(data, name, train=8 if name == "coral" else 40)
     asked = ("--methods", "source-only,fed-dan", "--seeds", "0", "--set", "client_fraction=1", "--data-dir", data)
     done = play("bench", "dualadapt/table1", "--jobs", "1", *SHORT, *asked, "--out", tmp_path / "out")
-    told = "coral was skipped in every round of Fed-DAN: its scores there are of models trained without it."
+    told = (
+        "coral was skipped in every round of Fed-DAN, Fed-DAN (own statistics): its scores there are of models trained"
+    )
+    told += " without it."
     assert done.exit_code == 0 and told in done.stdout, done.output
     assert told in json.loads((tmp_path / "out" / "table.json").read_text())["notes"]
 

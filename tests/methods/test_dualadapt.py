@@ -517,13 +517,14 @@ def test_what_the_home_remembers_comes_from_its_turns_with_labels(
 
     monkeypatch.setattr(dualadapt, "optimise", optimise)
     monkeypatch.setattr(Network, "features", counted)
-    fit(method, data, {"server_epochs": 0.1}, lr=1e-9, batch_size=64)
+    fit(method, data, {"server_epochs": 0.1}, lr=1e-9, batch_size=64, norm="own")
     (kw, after), layer = found[-1], "block1.norm.num_batches_tracked"
     # One batch with labels; one of each of three clients, or of mixed-up pictures, which is not remembered.
     assert len(trained) == passes and seen
     assert int(after.extractor[layer] - kw["extractor"][layer]) == 1
     before, batches = kw["extractor"]["block1.norm.running_mean"], after.extractor["block1.norm.running_mean"]
-    fit(method, data, {"server_epochs": 0.1, "alignment": 0.0}, lr=1e-9, batch_size=64, out=tmp_path / "labels alone")
+    keys = {"server_epochs": 0.1, "alignment": 0.0}
+    fit(method, data, keys, lr=1e-9, batch_size=64, norm="own", out=tmp_path / "labels alone")
     assert torch.allclose(found[-1][1].extractor["block1.norm.running_mean"], batches, atol=1e-6)
     assert not torch.allclose(before, batches, atol=1e-4)
 

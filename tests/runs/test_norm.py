@@ -90,7 +90,8 @@ def test_what_cannot_be_is_refused(keys: dict[str, Any], message: str, tiny_data
         ({"method": "source-only", "target": "dim", "setting": "adapt"}, "average"),
         ({"method": "kd3a", "target": "dim"}, "average"),
         ({"method": "fedavg", "target": "dim", "setting": "adapt", "freeze_norm": False}, "average"),
-        ({"method": "dualadapt", "home": "dim"}, "own"),
+        ({"method": "dualadapt", "home": "dim"}, "average"),
+        ({"method": "dualadapt", "home": "dim", "dualadapt": {"statistics": "client"}}, "own"),
         ({"method": "dualadapt", "home": "dim", "dualadapt": {"statistics": "home"}}, "average"),
     ],
 )

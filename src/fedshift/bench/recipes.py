@@ -151,8 +151,12 @@ def _names(found: Survey) -> tuple[str, ...]:
 
 # --- Recipes of the papers ------------------------------------------------------------------------------------------
 
-RESNET_18: Settings = {"arch": "resnet18", "weights": "imagenet", "image_size": 224}
-RESNET_101: Settings = {"arch": "resnet101", "weights": "imagenet", "image_size": 224}
+_FROM_IMAGENET: Settings = {"weights": "imagenet", "image_size": 224, "norm": "average", "backbone_lr_factor": 1.0}
+"""The papers train every layer at one rate and average what BatchNorm layers remember."""
+RESNET_18: Settings = {"arch": "resnet18", **_FROM_IMAGENET}
+RESNET_101: Settings = {"arch": "resnet101", **_FROM_IMAGENET}
+_HYBRID: Settings = {"norm_start": "equal", "first_judges": "initial"}
+"""COPA's hybrid layers and first judges as in the paper, on a pre-trained network too."""
 
 STANDARD: Settings = {"augment": ["standard"]}
 """Crops, flips and changes of colour. Those of CSAC's code; COPA's paper says no more than "standard augmentation"."""
@@ -174,10 +178,10 @@ _CSAC: Settings = {
 COPA_PACS = Recipe(
     "pacs",
     {**RESNET_18, **_COPA, **STANDARD, "lr": 0.002, "rounds": 40},
-    {"copa": {"copa": {"norm_where": "all"}}, "csac": {**_CSAC, "csac": {"lambda": 0.6}}},
+    {"copa": {"copa": {**_HYBRID, "norm_where": "all"}}, "csac": {**_CSAC, "csac": {"lambda": 0.6}}},
 )
 COPA_OFFICE_HOME = replace(COPA_PACS, dataset="office-home", domains=()).but(
-    {"copa": {"copa": {"norm_where": "first-block"}}}
+    {"copa": {"copa": {**_HYBRID, "norm_where": "first-block"}}}
 )
 COPA_DIGITS_DG = Recipe(
     "digits-dg",
@@ -196,7 +200,7 @@ COPA_OFFICE_CALTECH = Recipe(
     "office-caltech10",
     {**RESNET_101, **_COPA, **STANDARD, "setting": "adapt", "lr": 0.002, "rounds": 40},
     {
-        "copa-uda": {"copa-uda": {"norm_where": "first-stage"}},
+        "copa-uda": {"copa-uda": {**_HYBRID, "norm_where": "first-stage"}},
         "kd3a": {**CROPS, "batch_size": 32, "lr": 0.005, "lr_min": 0.0001},
         "shot": {"batch_size": 64, "weight_decay": 1e-3, "rounds": 45},
     },
@@ -205,7 +209,7 @@ COPA_OFFICE_CALTECH = Recipe(
 CSAC_PACS = Recipe(
     "pacs",
     {**RESNET_18, **_CSAC, **STANDARD},
-    {"csac": {"csac": {"acquisition_epochs": 30.0, "calibration_epochs": 10.0}}},
+    {"csac": {"csac": {"acquisition_epochs": 30.0, "calibration_epochs": 10.0, "lambda": 0.6}}},
 )
 CSAC_VLCS = replace(CSAC_PACS, dataset="vlcs", domains=())
 CSAC_ROTATED = Recipe(

@@ -447,13 +447,13 @@ _COUNTERS = {
 }
 _COST = Formula(
     flops={"G": 1, "F": 4, "dF": -1},
-    upload={"F": 1, "W": 1, "S": 1},
+    upload={"F": 1, "W": 1},
     broadcast={"G": 1, "F": 1, "W": 1},
     published={"G": 1, "F": 3},
     mixture=("mixture", "source"),
     note="The size of W depends on the data: its components on the number of samples, its axes on the features. It is"
-    " broadcast together with the axes. S are the client's BatchNorm statistics; the paper names no such layers."
-    " Measuring them takes a forward pass, ||G|| per sample and round, outside of training batches.",
+    " broadcast together with the axes. With norm=own a client also sends its BatchNorm statistics, |S|, and measuring"
+    " them takes a forward pass, ||G|| per sample and round, outside of training batches.",
 )
 
 DUALADAPT = About(
@@ -478,7 +478,5 @@ FED_ORACLE = About(
     uses_statistics=True,
     counters=_COUNTERS,
     time_factor=6.0,
-    cost=Formula(
-        _COST.flops, {"F": 1, "S": 1}, {"G": 1, "F": 1}, _COST.published, note="DualAdapt without its mixtures."
-    ),
+    cost=Formula(_COST.flops, {"F": 1}, {"G": 1, "F": 1}, _COST.published, note="DualAdapt without its mixtures."),
 )

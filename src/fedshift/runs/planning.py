@@ -270,10 +270,8 @@ def _choose_norm(config: RunConfig, about: About, roles: Roles) -> Norm:
     elif norm == "auto" and config.weights is not None and not about.uses_statistics:
         norm = "frozen"
     elif norm == "auto":
-        # FedAvg has nothing else that could adapt; for DualAdapt it is most of what it gains (docs/results.md).
-        is_plain = about.name == "fedavg" and roles.setting != "generalize"
-        is_dual = about.uses_statistics and roles.setting == "multi-adapt"
-        norm = "own" if is_plain or is_dual else "average"
+        # FedAvg has nothing else that could adapt. Other methods are what their papers say.
+        norm = "own" if about.name == "fedavg" and roles.setting != "generalize" else "average"
     if asked != "auto" and (asked == "client") != (norm == "own"):
         raise InputError("config-value", f"{about.name}.statistics={asked} contradicts norm={norm}: leave it out")
     if norm != "own":

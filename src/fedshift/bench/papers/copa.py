@@ -10,6 +10,7 @@ from fedshift.bench.columns import each_target
 from fedshift.bench.figures import bars
 from fedshift.bench.grid import Experiment, printed
 from fedshift.bench.jobs import Row
+from fedshift.bench.papers.controls import ADABN, POOLED, with_own_statistics
 
 PAPER = "Wu and Gong, ICCV 2021"
 
@@ -36,12 +37,19 @@ def generalizing(copa: dict[str, float], backbone: dict[str, float]) -> tuple[Ro
 
 
 def adapting(**numbers: dict[str, float]) -> tuple[Row, ...]:
+    copa = Row("COPA", "copa-uda", theirs=numbers["copa"])
+    kd3a = Row("KD3A", "kd3a", theirs=numbers["kd3a"])
+    shot = Row("SHOT", "shot", theirs=numbers["shot"])
+    fada = Row("FADA", "fada", theirs=numbers["fada"])
     return (
         Row("source-only", "source-only", theirs=numbers["source_only"]),
-        Row("COPA", "copa-uda", theirs=numbers["copa"]),
-        Row("KD3A", "kd3a", theirs=numbers["kd3a"]),
-        Row("SHOT", "shot", theirs=numbers["shot"]),
-        Row("FADA", "fada", theirs=numbers["fada"]),
+        POOLED,
+        ADABN,
+        copa,
+        kd3a,
+        shot,
+        fada,
+        *with_own_statistics(copa, kd3a, shot, fada),
         Row("oracle", "oracle", theirs=numbers["oracle"]),
     )
 

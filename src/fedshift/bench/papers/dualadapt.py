@@ -12,6 +12,7 @@ from fedshift.bench.columns import each_home, one_home, shares_of_clients
 from fedshift.bench.figures import lines_over_columns
 from fedshift.bench.grid import Experiment, printed
 from fedshift.bench.jobs import Row, chosen_rows
+from fedshift.bench.papers.controls import ADABN, with_own_statistics
 from fedshift.bench.records import Record
 from fedshift.bench.suite import Drawn, Suite, SuiteRequest, SuiteResult
 from fedshift.bench.tables import Sheet, Value
@@ -26,7 +27,8 @@ CITIES = ("rio", "rome", "taipei", "tokyo")
 
 
 def compared(columns: Sequence[str], *numbers: Sequence[float]) -> tuple[Row, ...]:
-    """The rows of Tables 1 to 3."""
+    """The rows of Tables 1 to 3, then the controls: there is one labelled site, so that its pooled data are source
+    only's."""
     rows = (
         ("source only", "source-only"),
         ("Cent-MCD", "cent-mcd"),
@@ -36,9 +38,10 @@ def compared(columns: Sequence[str], *numbers: Sequence[float]) -> tuple[Row, ..
         ("Fed-MCD", "fed-mcd"),
         ("DualAdapt", "dualadapt"),
     )
-    return tuple(
+    found = tuple(
         Row(label, method, theirs=printed(columns, *line)) for (label, method), line in zip(rows, numbers, strict=True)
     )
+    return *found, ADABN, *with_own_statistics(*found[1:])
 
 
 COUNTED = ("FLOPs per sample", "numbers up", "numbers down")
@@ -138,6 +141,9 @@ EXPERIMENTS = (
             Row("+ self-training", "dualadapt", {"dualadapt": {"mixtures": False}}, {"average": 33.5}),
             Row("+ mixtures (DualAdapt)", "dualadapt", {}, {"average": 34.1}),
             Row("Fed-oracle", "fed-oracle", theirs={"average": 34.5}),
+            Row("source only", "source-only"),
+            ADABN,
+            *with_own_statistics(Row("Fed-MCD", "fed-mcd"), Row("DualAdapt", "dualadapt")),
         ),
         one_home,
         (recipes.DUAL_DIGIT_FIVE,),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from fedshift.bench.columns import bad_sites, each_target, rounds_per_epoch
 from fedshift.bench.figures import bars, draw_lines, new_figure, saved
 from fedshift.bench.grid import Experiment, printed
 from fedshift.bench.jobs import Row
+from fedshift.bench.papers.controls import ADABN, POOLED, with_own_statistics
 from fedshift.bench.recipes import KD3A_DOMAINNET, RESNET_101, named_workload
 from fedshift.bench.records import Record
 from fedshift.bench.suite import Drawn, Suite, SuiteRequest, SuiteResult, only_seed, options_of, with_time_left
@@ -54,12 +55,18 @@ def adapting(
     without_mixup: dict[str, float] | None = None,
 ) -> tuple[Row, ...]:
     plain = (Row("KD3A w/o augmentation", "kd3a", WITHOUT_MIXUP, without_mixup),) if without_mixup else ()
-    return (
-        Row("source-only", "source-only", theirs=source_only),
+    rivals = (
         Row("KD3A", "kd3a", theirs=kd3a),
         *plain,
         Row("SHOT", "shot", theirs=shot),
         Row("FADA", "fada", theirs=fada),
+    )
+    return (
+        Row("source-only", "source-only"),
+        replace(POOLED, theirs=source_only),  # what this paper calls source-only
+        ADABN,
+        *rivals,
+        *with_own_statistics(*rivals),
         Row("oracle", "oracle", theirs=oracle),
     )
 
@@ -224,6 +231,8 @@ EXPERIMENTS = (
         "What does each part of KD3A contribute?",
         (
             Row("source-only", "source-only"),
+            POOLED,
+            ADABN,
             Row("knowledge vote", "kd3a", {"kd3a": {"weighting": "samples", "mmd": False}}),
             Row("+ consensus focus", "kd3a", {"kd3a": {"mmd": False}}),
             Row("+ BatchNorm MMD", "kd3a"),
