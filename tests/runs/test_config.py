@@ -12,6 +12,8 @@ from fedshift.methods import METHODS, find_method
 from fedshift.runs.config import apply_settings, make_config, read_config
 from fedshift.runs.planning import prepare
 
+FROZEN_KD3A = {"method": "kd3a", "target": "dim", "weights": "x", "norm": "frozen"}
+
 
 def test_an_unknown_key_names_the_nearest_known_one() -> None:
     with pytest.raises(InputError, match="Did you mean 'momentum'") as caught:
@@ -142,6 +144,9 @@ def test_a_configuration_file_that_is_missing_or_not_yaml(tmp_path: Path) -> Non
         ({"target": "dim", "arch": "segnet-small"}, "segnet-small"),
         ({"target": "dim", "freeze_norm": True}, "freeze_norm: .* from scratch remember nothing"),
         ({"method": "kd3a", "target": "dim", "weights": "x", "freeze_norm": True}, "freeze_norm: kd3a works with"),
+        ({**FROZEN_KD3A, "kd3a": {"mmd": False, "weighting": "h-divergence"}}, "norm=frozen: .*h-divergence compares"),
+        ({**FROZEN_KD3A, "kd3a": {"preset": "reference"}}, "norm=frozen: kd3a.teachers=train records"),
+        ({"method": "dualadapt", "home": "dim", "weights": "x", "norm": "frozen"}, "norm=frozen: dualadapt works with"),
     ],
 )
 def test_contradictions_are_found_before_anything_starts(tiny_data: Path, keys: dict[str, Any], match: str) -> None:

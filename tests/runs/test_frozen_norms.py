@@ -16,7 +16,7 @@ from fedshift.runs.execute import run
 STATISTICS = ("running_mean", "running_var")
 
 
-@pytest.mark.parametrize("method", ["fedavg", "csac", "copa"])
+@pytest.mark.parametrize("method", ["fedavg", "csac", "copa", "kd3a"])
 def test_statistics_stay_those_of_the_initial_weights(method: str, tiny_data: Path, tmp_path: Path) -> None:
     start = {key: value.clone() for key, value in build_network("digits-copa", (3, 32, 32), 3, 0).state_dict().items()}
     for key, value in start.items():
@@ -24,7 +24,7 @@ def test_statistics_stay_those_of_the_initial_weights(method: str, tiny_data: Pa
             start[key] = value + torch.rand(value.shape, generator=torch.Generator().manual_seed(1))
     save_file(start, tmp_path / "start.safetensors")
     keys = {"method": method, "data_dir": tiny_data, "target": "dim", "arch": "digits-copa", "rounds": 1, "workers": 0}
-    own = {"csac": {"acquisition_epochs": 1}}.get(method, {})
+    own = {"csac": {"acquisition_epochs": 1}, "kd3a": {"mmd": False}}.get(method, {})
     weights = {"weights": str(tmp_path / "start.safetensors"), "freeze_norm": True, "batch_size": 8, method: own}
     config = make_config({**keys, **weights})
     run(config, tmp_path / "run")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -45,6 +45,9 @@ class About:
     unsent: frozenset[str] = frozenset()
     needs_all: bool = False
     uses_statistics: bool = False
+    needs_statistics: Callable[[Any], str] | None = None
+    """With `uses_statistics`: from the method's own keys, why they cannot be frozen, as a sentence; empty: they can be.
+    None: they never can."""
     norm: Literal["average", "own"] | None = None
     """What `norm: auto` is for this method, where its definition says so; with `own` it cannot be anything else."""
     counters: Mapping[str, str] = field(default_factory=dict)

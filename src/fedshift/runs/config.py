@@ -300,8 +300,8 @@ def _check_norm(config: RunConfig) -> None:
             f"{key}: BatchNorm layers of a network from scratch remember nothing that could be kept. "
             "Set weights too (--weights imagenet), or leave it out.",
         )
-    if about.uses_statistics:
-        raise InputError(
-            "config-value",
-            f"{key}: {config.method} works with what BatchNorm layers remember of each site. Leave it out.",
-        )
+    why = f"{about.name} works with what BatchNorm layers remember of each site." if about.uses_statistics else ""
+    if about.needs_statistics:
+        why = about.needs_statistics(find_method(about.name).hyper_type(**config.hyper))
+    if why:
+        raise InputError("config-value", f"{key}: {why} Leave {key} out.")

@@ -243,12 +243,25 @@ def _head(model: Weights) -> dict[str, Tensor]:
     return {key: value for key, value in model.items() if key.startswith("head.")}
 
 
+def _needs_statistics(hyper: Hyper) -> str:
+    """Which choice works with the BatchNorm statistics of sources or target, and what to set instead."""
+    choices = hyper.choices()
+    if choices.mmd:
+        return "kd3a works with what BatchNorm layers remember of each site, unless kd3a.mmd=false."
+    if choices.weighting == "h-divergence":
+        return "kd3a.weighting=h-divergence compares what BatchNorm layers remember of each site."
+    if choices.teachers == "train":
+        return "kd3a.teachers=train records statistics of the target; kd3a.teachers=eval does not."
+    return ""
+
+
 ABOUT = About(
     "kd3a",
     ("adapt",),
     "Feng et al., ICML 2021",
     tasks=("classification",),
     uses_statistics=True,
+    needs_statistics=_needs_statistics,
     # Digit-5; lr is the architecture's (0.05 for digits-kd3a, 0.005 for resnet101). See docs/methods/kd3a.md.
     defaults={
         "batch_size": 100,
