@@ -76,6 +76,8 @@ def test_smoothing_keeps_a_part_of_the_weights() -> None:
 
 def test_the_authors_way_keeps_heads_at_home_and_momentum_alive(tiny_data: Path, tmp_path: Path) -> None:
     method, state, fed = opened(tiny_data, tmp_path, {"preset": "reference"})
+    start = [state.model, *state.heads.values()]
+    assert not any(torch.equal(a["head.weight"], b["head.weight"]) for a, b in itertools.combinations(start, 2))
     sent: list[dict[str, Any]] = []
     ask = fed.ask
 

@@ -109,6 +109,19 @@ def test_the_large_digit_net_has_the_authors_widths(size: int) -> None:
     assert network(torch.rand(2, 3, size, size, device="meta")).shape == (2, 10)
 
 
+def test_the_large_digit_net_drops_between_its_dense_layers_and_nowhere_else() -> None:
+    backbone = build_network("digits-kd3a-large", (3, 16, 16), 10, 0).backbone.train()
+    seen: list[torch.Tensor] = []
+    backbone.shrink.register_forward_hook(lambda _, inputs, out: seen.append(out.flatten(1)))
+    for dense in (backbone.dense1, backbone.dense2):
+        dense.register_forward_hook(lambda _, inputs, out: seen.extend((inputs[0], out)))
+    features = backbone(torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(1)))
+    flat, to_first, first, to_second, second = seen
+    assert torch.equal(to_first, flat) and torch.equal(features, second)
+    kept = to_second != 0
+    assert torch.equal(to_second[kept], 2 * first[kept]) and bool((first[~kept] > 0).any())
+
+
 @pytest.mark.parametrize("name", PHOTOS)
 def test_photo_nets_give_features_and_scores_at_any_size(name: str) -> None:
     network = meta_network(name, classes=7)

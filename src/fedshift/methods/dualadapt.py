@@ -50,10 +50,10 @@ from fedshift.methods.clients import (
     split_network,
 )
 from fedshift.methods.cost import Formula
-from fedshift.methods.local import augmentation, sgd, train_batches, weights_of, with_weights
+from fedshift.methods.local import augmentation, random_like, sgd, train_batches, weights_of, with_weights
 from fedshift.methods.statistics import has_negative_variance
 from fedshift.nn.backbones.segmentation import with_light_head
-from fedshift.nn.network import Network, seeded_init
+from fedshift.nn.network import Network
 from fedshift.nn.normalisation import STATISTICS, forgetting, remembering, statistics_of
 from fedshift.rng import Rng
 
@@ -164,7 +164,7 @@ def adapt(site: Unlabelled, extractor: Weights, classifier: Weights, source: Sou
     statistics = _own_statistics(site, net) if hyper.statistics != "home" else {}
     local = copy.deepcopy(net.head).requires_grad_(True).train()  # line 6
     if hyper.local_start == "independent":
-        local.load_state_dict(_random_like(local, rng.child("start")))
+        local.load_state_dict(random_like(local, rng.child("start")))
     elif not hyper.self_training:
         # DIFFERS: where F_l = F_g the discrepancy has no gradient, so that the two would stay equal.
         local.load_state_dict(add_noise(local.state_dict(), NUDGE, rng.child("nudge").torch()))
@@ -207,16 +207,6 @@ def adapt(site: Unlabelled, extractor: Weights, classifier: Weights, source: Sou
         disagreement=float(differs.nanmean()),
         trust=mean_of([trust for _, trust in seen]),
     )
-
-
-def _random_like(head: nn.Module, rng: Rng) -> dict[str, Tensor]:
-    """Weights for `head` as a new layer has them, drawn from `rng`."""
-    twin = copy.deepcopy(head).cpu()
-    with seeded_init(rng.seed()):
-        for layer in twin.modules():
-            if isinstance(layer, nn.Linear | nn.Conv2d):
-                layer.reset_parameters()
-    return weights_of(twin)
 
 
 def _own_statistics(site: Unlabelled, net: Network) -> dict[str, Tensor]:

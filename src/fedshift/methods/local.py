@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from fedshift.federation.releases import Weights
 from fedshift.federation.site import Labelled, Site, Unlabelled
 from fedshift.methods.base import SHARED
 from fedshift.nn.archs import build_network
-from fedshift.nn.network import Backbone, Network
+from fedshift.nn.network import Backbone, Network, seeded_init
 from fedshift.nn.normalisation import freeze_norms
+from fedshift.rng import Rng
 
 B = TypeVar("B")
 
@@ -38,6 +40,16 @@ def plain_network(plan: Plan) -> Network:
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
     """A copy of all parameters and buffers."""
     return {key: value.detach().cpu().clone() for key, value in module.state_dict().items()}
+
+
+def random_like(head: nn.Module, rng: Rng) -> dict[str, Tensor]:
+    """Weights for `head` as a new layer has them, drawn from `rng`."""
+    twin = copy.deepcopy(head).cpu()
+    with seeded_init(rng.seed()):
+        for layer in twin.modules():
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                layer.reset_parameters()
+    return weights_of(twin)
 
 
 def with_weights(module: nn.Module, weights: Weights, device: torch.device) -> nn.Module:

@@ -34,6 +34,7 @@ from fedshift.methods.local import (
     all_finite,
     augmentation,
     plain_network,
+    random_like,
     require_target,
     sgd,
     train_batches,
@@ -97,7 +98,11 @@ class KD3A:
     def init(self, base: Network, fed: Federation) -> State:
         self._check(base, fed)
         model = weights_of(base)
-        heads = dict.fromkeys(self._sources(fed), _head(model)) if self.choices.average == "backbone" else {}
+        heads = {}
+        if self.choices.average == "backbone":
+            for site in self._sources(fed):
+                drawn = random_like(base.head, Rng.of(fed.plan.seed, site, "kd3a.head"))
+                heads[site] = {f"head.{key}": value for key, value in drawn.items()}
         return State(model, heads, {})
 
     def round(self, state: State, fed: Federation) -> State:

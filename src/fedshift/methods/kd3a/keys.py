@@ -97,7 +97,8 @@ class Hyper:
     smoothing: float | Auto = "auto"
     """How much of the previous round's weights is kept (0; reference: 0.9)."""
     average: Literal[Auto, "model", "backbone"] = "auto"
-    """What is averaged; with `backbone` every source keeps its own head and the target's head predicts."""
+    """What is averaged; with `backbone` every source keeps its own head, drawn for it at the start, and the target's
+    head predicts."""
     mmd: bool | Auto = "auto"
     """Whether the aggregated model is trained by BatchNorm MMD."""
     mmd_rate: float = 0.2

@@ -30,7 +30,7 @@ class ConvBlock(nn.Sequential):
 
 
 class ConvNet(Backbone):
-    """Conv blocks `block1..n`, then dense blocks `dense1..m` with dropout before each.
+    """Conv blocks `block1..n`, then dense blocks `dense1..m` with dropout between them.
 
     `pools[i]` is 0, 2 or 3 (see ConvBlock); `input_shape` is (3, H, W). Output `(B, out_features)`.
     """
@@ -71,8 +71,8 @@ class ConvNet(Backbone):
         for name in self._blocks:
             x = getattr(self, name)(x)
         x = self.shrink(x).flatten(1)
-        for name in self._dense:
-            x = getattr(self, name)(self.dropout(x))
+        for number, name in enumerate(self._dense):
+            x = getattr(self, name)(self.dropout(x) if number else x)
         return x
 
 
@@ -135,7 +135,7 @@ def kd3a(input_shape: tuple[int, ...]) -> Backbone:
 
 
 def kd3a_large(input_shape: tuple[int, ...]) -> Backbone:
-    """The network of KD3A's authors: overlapping pooling, dense layers of 3072 and 2048, dropout 0.5."""
+    """The network of KD3A's authors: overlapping pooling, dense layers of 3072 and 2048, dropout 0.5 between."""
     return ConvNet(input_shape, channels=(64, 64, 128), kernel=5, pools=(3, 3, 0), dense=(3072, 2048), dropout=0.5)
 
 
