@@ -48,9 +48,28 @@ def test_what_the_user_sets_wins_also_where_it_is_the_usual_value(keys: dict[str
     assert complete.choices.startswith(told)
 
 
-def test_methods_that_work_with_statistics_do_not_freeze_them(keys: dict[str, Any]) -> None:
-    complete = prepare(make_config({"method": "kd3a", **keys})).config
-    assert complete.freeze_norm is False and (complete.lr, complete.backbone_lr_factor) == (0.003, 1.0)
+def test_kd3a_keeps_the_statistics_and_gives_up_batchnorm_mmd(keys: dict[str, Any]) -> None:
+    prepared = prepare(make_config({"method": "kd3a", **keys}))
+    complete = prepared.config
+    assert (complete.norm, complete.hyper["mmd"], complete.lr, complete.backbone_lr_factor) == (
+        "frozen",
+        False,
+        0.004,
+        0.1,
+    )
+    assert "kd3a.mmd=False" in prepared.choices
+
+
+@pytest.mark.parametrize("asked", [{"norm": "average"}, {"kd3a": {"mmd": True}}, {"freeze_norm": False}])
+def test_kd3a_aligns_as_in_its_paper_where_the_user_says_so(keys: dict[str, Any], asked: dict[str, Any]) -> None:
+    complete = prepare(make_config({"method": "kd3a", **keys, **asked})).config
+    assert complete.norm == "average"
+    assert complete.hyper["mmd"] in (True, "auto")
+
+
+def test_dualadapt_does_not_freeze_the_statistics_that_it_works_with(keys: dict[str, Any]) -> None:
+    roles = {"target": None, "home": keys["target"]}
+    assert prepare(make_config({"method": "dualadapt", **keys, **roles})).config.norm == "average"
 
 
 def test_csac_has_a_weaker_alignment_from_given_weights(keys: dict[str, Any]) -> None:

@@ -300,8 +300,14 @@ def _check_norm(config: RunConfig) -> None:
             f"{key}: BatchNorm layers of a network from scratch remember nothing that could be kept. "
             "Set weights too (--weights imagenet), or leave it out.",
         )
-    why = f"{about.name} works with what BatchNorm layers remember of each site." if about.uses_statistics else ""
-    if about.needs_statistics:
-        why = about.needs_statistics(find_method(about.name).hyper_type(**config.hyper))
+    why = statistics_needed(config.method, config.hyper)
     if why:
         raise InputError("config-value", f"{key}: {why} Leave {key} out.")
+
+
+def statistics_needed(method: str, hyper: Mapping[str, Any]) -> str:
+    """Why BatchNorm statistics cannot be frozen with a method and its complete own keys; empty where they can be."""
+    about = find_about(method)
+    if about.needs_statistics:
+        return about.needs_statistics(find_method(method).hyper_type(**hyper))
+    return f"{about.name} works with what BatchNorm layers remember of each site." if about.uses_statistics else ""

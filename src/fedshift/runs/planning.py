@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from fedshift.nn.archs import build_network, check_input, find_arch
 from fedshift.nn.network import Network
 from fedshift.nn.weights import imagenet_weights, load_weights
 from fedshift.rng import Rng
-from fedshift.runs.config import DEFAULTS, Norm, RunConfig
+from fedshift.runs.config import DEFAULTS, Norm, RunConfig, statistics_needed
 from fedshift.runs.roles import Participant, Roles, assign_roles
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def _completed(config: RunConfig, dataset: Dataset, roles: Roles) -> RunConfig:
     chosen = {**DEFAULTS, "lr": find_arch(arch).lr, **about.defaults}
     pretrained = _for_pretrained(config, about)
     own = {key: value for key, value in pretrained.pop(about.name, {}).items() if key not in config.given}
-    norm = _choose_norm(config, about, roles)
+    norm = _choose_norm(config, about, roles, {**config.hyper, **own})
     if config.hyper.get("statistics") == "auto":
         own["statistics"] = "client" if norm == "own" else "home"
     values = {key: value for key, value in (chosen | pretrained).items() if getattr(config, key) is None}
@@ -254,11 +254,15 @@ def _for_pretrained(config: RunConfig, about: About) -> dict[str, Any]:
     its name. Nothing for one that starts from scratch."""
     if config.weights is None:
         return {}
-    return {**PRETRAINED, **about.pretrained}
+    chosen = {**PRETRAINED, **about.pretrained}
+    if about.needs_statistics and (config.norm in ("average", "own") or config.freeze_norm is False):
+        chosen.pop(about.name, None)  # They are what frozen statistics need.
+    return chosen
 
 
-def _choose_norm(config: RunConfig, about: About, roles: Roles) -> Norm:
-    """Whose statistics normalise, where that was left open; and whether it can be so in this setting."""
+def _choose_norm(config: RunConfig, about: About, roles: Roles, hyper: Mapping[str, Any]) -> Norm:
+    """Whose statistics normalise, where that was left open, given the method's complete own keys; and whether it can be
+    so in this setting."""
     norm = config.norm
     asked = config.hyper.get("statistics", "auto")
     if norm == "auto" and config.freeze_norm is not None:
@@ -267,7 +271,7 @@ def _choose_norm(config: RunConfig, about: About, roles: Roles) -> Norm:
         norm = "own" if asked == "client" else "average"
     elif norm == "auto" and about.norm:
         norm = about.norm
-    elif norm == "auto" and config.weights is not None and not about.uses_statistics:
+    elif norm == "auto" and config.weights is not None and not statistics_needed(about.name, hyper):
         norm = "frozen"
     elif norm == "auto":
         # FedAvg has nothing else that could adapt. Other methods are what their papers say.

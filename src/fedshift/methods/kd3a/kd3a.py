@@ -277,7 +277,7 @@ ABOUT = About(
         "weight_decay": 5e-4,
         "schedule": "cosine",
     },
-    pretrained={"lr": 0.003, "lr_min": 0.0, "backbone_lr_factor": 1.0},
+    pretrained={"lr": 0.004, "lr_min": 0.0, "kd3a": {"mmd": False}},
     counters={
         "kd3a.mmd-not-finite": (
             "BatchNorm MMD gave NaN or infinite weights and was undone: a lower kd3a.mmd_rate may help."
