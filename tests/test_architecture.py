@@ -19,6 +19,7 @@ LAYERS = {
     "machine": 0,
     "registry": 0,
     "rng": 0,
+    "yamlfiles": 0,
     "functional": 1,
     "nn": 2,
     "data": 2,
@@ -90,7 +91,7 @@ def test_nothing_unsafe_is_loaded_or_evaluated() -> None:
                 found += [f"{path}: {name}" for name in names if name.split(".")[0] in ("pickle", "dill", "joblib")]
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
-                if called in ("eval", "exec", "torch.load", "yaml.load"):
+                if called in ("eval", "exec", "torch.load", "yaml.load", "yaml.safe_load"):
                     found.append(f"{path}: {called}")
                 if any(word.arg == "allow_pickle" and ast.unparse(word.value) != "False" for word in node.keywords):
                     found.append(f"{path}: allow_pickle")

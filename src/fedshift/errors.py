@@ -25,6 +25,7 @@ CATALOGUE: dict[str, str] = {
     "run-exists": "The run directory belongs to another configuration, is finished, or is in use.",
     "run-missing": "There is no run in that directory, or it has no trained model yet.",
     "run-corrupt": "A file of the run (its checkpoints, model or results) cannot be read.",
+    "model-diverged": "Training ended in a model whose weights are no finite numbers.",
     "disk": "A file of the run could not be written: the disk is full or not writable.",
     "method-needs": "The method cannot run on this data or with this architecture.",
     "tracker": "A tracker's package is not installed, or what it writes to cannot be written.",

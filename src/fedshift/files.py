@@ -1,12 +1,22 @@
-"""Files that are there whole or not at all, and where those that can be made again are kept."""
+"""Files that are there whole or not at all, reading with a limit, and where files that can be made again are kept."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import secrets
+import stat
+from contextlib import suppress
 from pathlib import Path
+from typing import IO, Any
 
 from fedshift.errors import InputError
+
+LARGEST_JSON = 256 * 2**20
+"""Bytes of a JSON file. What a run writes itself is far below: a long log of metrics has some megabytes."""
+
+_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{16}")
 
 
 def cache_root() -> Path:
@@ -28,10 +38,59 @@ def write_atomically(path: Path, data: bytes) -> None:
                 os.fsync(file.fileno())
             temporary.replace(path)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise InputError(
-            "disk",
-            f"cannot write {path}: {error.strerror or error}. Free some space and try again (a run: with --resume).",
-        ) from error
+        raise write_failed(path, error) from error
+
+
+def write_failed(path: Path, error: OSError) -> InputError:
+    return InputError(
+        "disk",
+        f"cannot write {path}: {error.strerror or error}. Free some space and try again (a run: with --resume).",
+    )
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether a name is one that `write_atomically` gives to what is not whole yet."""
+    return _UNFINISHED.fullmatch(path.name) is not None
+
+
+def read_bounded(path: Path, limit: int, code: str = "run-corrupt") -> bytes:
+    """The bytes of a file. What is no file (a folder, a device), cannot be read or is longer than `limit` is an error
+    with this code, before memory is taken."""
+    try:
+        with open(path, "rb", opener=open_without_waiting) as file:
+            if not is_plain_file(file):
+                raise InputError(code, f"{path} is not a file")
+            # A file may grow while it is read.
+            data = file.read(limit + 1) if os.fstat(file.fileno()).st_size <= limit else None
+    except OSError as error:
+        raise InputError(code, f"{path} cannot be read: {error.strerror or error}") from error
+    if data is None or len(data) > limit:
+        raise InputError(code, f"{path} is larger than {_readable(limit)}, so it cannot be what it should be")
+    return data
+
+
+def read_json(path: Path, code: str = "run-corrupt", limit: int = LARGEST_JSON) -> Any:
+    """What a JSON file holds; anything else is one error that names it."""
+    data = read_bounded(path, limit, code)
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InputError(code, f"{path} is damaged: it is not valid JSON") from error
+
+
+def is_plain_file(file: IO[bytes]) -> bool:
+    """False for folders, devices and pipes, which may have no end."""
+    return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+
+
+def open_without_waiting(path: str, flags: int) -> int:
+    """An opener: a named pipe would wait for somebody to write to it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _readable(size: int) -> str:
+    return f"{size // 2**20} MB" if size >= 2**20 else f"{size} bytes"

@@ -71,6 +71,7 @@ def test_lines_that_were_cut_off_are_counted(finished: Path) -> None:
 
 def test_an_error_that_ended_a_run_is_a_sentence(finished: Path) -> None:
     (finished / "results.json").unlink()
+    (finished / "done").unlink()
     (finished / "failed").write_text("disk\n")
     assert "disk is full or not writable (disk)." in read_record(finished).failure
     (finished / "failed").write_text("unexpected\n")

@@ -88,6 +88,10 @@ def test_headers_are_tolerant_of_unknown_and_of_missing_keys(old: Path) -> None:
     rewrite_header(file, lambda header: header["plan"].pop("training"))
     header = load_model(file).header
     assert header.written_by == "0.1.0" and header.columns == ("age", "pulse", "pressure", "sugar")
+    with pytest.raises(InputError, match="its SHA-256 is another"):
+        Run(old / "fedavg-finished").predict([[1.0, 2.0, 3.0, 4.0]])
+    results = old / "fedavg-finished" / "results.json"
+    results.write_text(json.dumps(json.loads(results.read_text()) | {"model_sha256": codec.sha256(file.read_bytes())}))
     assert Run(old / "fedavg-finished").predict([[1.0, 2.0, 3.0, 4.0]]).shape == (1,)
 
 

@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedshift.errors import InputError
+from fedshift.runs.config import read_config
 from fedshift.runs.record import read_record
 
 Curves = dict[str, list[float | None]]
@@ -93,7 +92,7 @@ def _curves(rows: Sequence[dict[str, Any]], phase: str, rounds: Sequence[int]) -
 
 def _settings(config: Path) -> dict[str, Any]:
     """The configuration without keys that name the machine or the path of the data."""
-    values: dict[str, Any] = yaml.safe_load(config.read_text())
+    values = read_config(config, "run-corrupt")
     unwanted = {"data_dir", "workers", "engine", "device", "method", "setting", "seed", "policy", "deadline"}
     return {key: value for key, value in values.items() if key not in unwanted and value not in (None, [], {})}
 

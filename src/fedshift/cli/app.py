@@ -296,6 +296,8 @@ def predict(
         + (f", {counts.skipped} unreadable" if counts.skipped else "")
         + f", by {counts.model}"
     )
+    if counts.note:
+        typer.echo(f"note: {counts.note}", err=True)
 
 
 @app.command()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedshift.errors import InputError
 from fedshift.federation.engines.nvflare.kits import COORDINATOR_USER
+from fedshift.yamlfiles import read_yaml
 
 _NAME = r"[a-z0-9][a-z0-9-]{0,40}"
 _RESERVED = {"server", "all", "coordinator", "admin"}
@@ -67,15 +67,13 @@ class Project(BaseModel):
 
 
 def read_project(path: Path) -> Project:
-    if not path.is_file():
+    if not path.exists():
         raise InputError("deploy-project", f"there is no file {path}")
+    values = read_yaml(path, "deploy-project")
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise InputError("deploy-project", f"{path} must hold keys and values: name, address, sites")
     try:
-        values = yaml.safe_load(path.read_text())
-        if not isinstance(values, dict):
-            raise InputError("deploy-project", f"{path} must hold keys and values: name, address, sites")
         return Project(**values)
-    except yaml.YAMLError as error:
-        raise InputError("deploy-project", f"{path} is not valid YAML: {str(error).splitlines()[0]}") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

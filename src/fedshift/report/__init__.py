@@ -32,12 +32,17 @@ def write_report(
     from fedshift.files import write_atomically
     from fedshift.report.page import render
     from fedshift.report.samples import POINTS, DataView, UntrainedMaps, data_view
+    from fedshift.runs.directory import RunDirectory
     from fedshift.runs.record import read_record
 
     once: dict[Path, Path] = {}
     for path in runs:
         once.setdefault(path.resolve(), path)
     records = [read_record(path) for path in once.values()]
+    for record in records:
+        directory = RunDirectory(record.path)
+        if directory.is_card_changed:
+            say(f"{directory.card} is not as the run wrote it")
     views = [DataView() for _ in records]
     if features is not False:
         make, shared = features or len(records) < MANY, UntrainedMaps()

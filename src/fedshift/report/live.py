@@ -150,7 +150,8 @@ def _run_folders(root: Path) -> Iterator[Path]:
     count = 0
     for folder, inner, names in os.walk(root):
         path = Path(folder)
-        if "config.yaml" in names and ("env.json" in names or "metrics.jsonl" in names):
+        # A folder in the place of a file is a damaged run, which is shown too.
+        if "config.yaml" in (found := {*names, *inner}) and found & {"env.json", "metrics.jsonl"}:
             inner.clear()
             count += 1
             yield path

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import colorsys
 import io
-import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Annotated, Any
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from fedshift.audit.counting import flop_counter
 from fedshift.data.domain import VOID, Dataset, Split
 from fedshift.errors import FedshiftError
-from fedshift.files import write_atomically
+from fedshift.files import read_json, write_atomically
 from fedshift.runs.config import make_config, read_config
 from fedshift.runs.directory import RunDirectory
 from fedshift.runs.features import Ints, NetworkOutputs, feature_points, flatten, neighbours_agree, network_outputs
@@ -135,8 +134,8 @@ def data_view(
     key = f"{_FORMAT}:{points}:{sha256}"
     path = record.path / FILE
     kept = None
-    with suppress(OSError, ValueError, ValidationError):
-        kept = DataView.model_validate(json.loads(path.read_text()))
+    with suppress(FedshiftError, ValidationError):  # A damaged one is made again.
+        kept = DataView.model_validate(read_json(path))
     if kept and (kept.key == key or (not make and kept.key.endswith(f":{sha256}"))):
         return kept
     if not make:
@@ -156,7 +155,7 @@ def data_view(
 
 def _make(record: RunRecord, points: int, shared: UntrainedMaps) -> DataView:
     directory = RunDirectory(record.path)
-    saved = load_model(directory.model)
+    saved = load_model(directory.model, record.results.model_sha256 if record.results else "")
     prepared = prepare(make_config(read_config(directory.config)))
     model, dataset = saved.header, prepared.dataset
     if (model.classes, model.input_shape, model.task) != (dataset.classes, dataset.input_shape, dataset.task):

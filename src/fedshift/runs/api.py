@@ -50,7 +50,11 @@ class Run:
         return read_metrics(self.directory.metrics)[0]
 
     def model(self, select: Select = "last") -> SavedModel:
-        return load_model(self.directory.model if select == "last" else self.directory.chosen_model)
+        if select == "source-val":
+            return load_model(
+                self.directory.chosen_model, self.directory.digests.get(self.directory.chosen_model.name, "")
+            )
+        return load_model(self.directory.model, self.results.get("model_sha256", ""))
 
     def choose(self, saved: SavedModel, site: str | None) -> str:
         """Whose of the saved models predicts for `site`. One that took no part gets the shared model, but a name that

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedshift.data.attacks import parse_attack
@@ -20,6 +19,7 @@ from fedshift.federation.aggregation import RULES
 from fedshift.federation.plan import Setting
 from fedshift.federation.policy import Policy
 from fedshift.methods import METHODS, find_about, find_method
+from fedshift.yamlfiles import YamlError, dump_yaml, load_yaml, read_yaml
 
 Norm = Literal["auto", "average", "frozen", "own"]
 """Whose BatchNorm statistics normalise: the average of the sites', those of the initial weights, or those of whoever
@@ -111,7 +111,7 @@ class RunConfig(BaseModel):
         """The complete configuration, ready to be run again."""
         values = codec.plain(self.model_dump(mode="json"))
         values[self.method] = codec.plain(self.hyper)
-        return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+        return dump_yaml(values)
 
     def chosen(self) -> dict[str, Any]:
         """What is not as it is by default: the same for equal runs, also when fedshift or the method gets more keys."""
@@ -163,23 +163,20 @@ def make_config(values: Mapping[str, Any]) -> RunConfig:
     return config
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The values of a YAML file."""
-    if not path.is_file():
+def read_config(path: Path, code: str = "config-value") -> dict[str, Any]:
+    """The values of a YAML file. One that cannot be used is an error with this code."""
+    if not path.exists():
         raise InputError("data-missing", f"there is no configuration file {path}")
-    try:
-        values = yaml.safe_load(path.read_text()) or {}
-    except yaml.YAMLError as error:
-        raise InputError("config-value", f"{path} is not valid YAML: {str(error).splitlines()[0]}") from error
+    values = read_yaml(path, code) or {}
     if not isinstance(values, dict):
-        raise InputError("config-value", f"{path} must hold keys and values, such as `method: fedavg`")
+        raise InputError(code, f"{path} must hold keys and values, such as `method: fedavg`")
     return values
 
 
 def differing_keys(old: Mapping[str, Any], config: RunConfig) -> list[str]:
     """The keys in which a configuration file differs from `config`. A key that the file lacks, because an older version
     wrote it, stands for the default."""
-    new: dict[str, Any] = yaml.safe_load(config.to_yaml())
+    new: dict[str, Any] = load_yaml(config.to_yaml())
     own = config.method
     if not isinstance(old.get(own) or {}, Mapping):
         return [own]
@@ -193,6 +190,8 @@ def recorded_norm(old: Mapping[str, Any]) -> Norm:
     """The key `norm` of a complete configuration, also of one from before there was such a key."""
     if "norm" in old:
         found: Norm = old["norm"]
+        if found not in typing.get_args(Norm):
+            raise InputError("run-corrupt", f"norm: {found!r} in the run's config.yaml is no value of that key")
         return found
     own = old.get(str(old.get("method"))) or {}
     if isinstance(own, Mapping) and own.get("statistics") == "client":
@@ -221,8 +220,8 @@ def apply_settings(values: Mapping[str, Any], settings: Sequence[str]) -> dict[s
             raise InputError("config-value", f"--set {setting}: write it as key=value")
         section, dot, inner = key.strip().partition(".")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
+            value = load_yaml(text)
+        except YamlError:
             value = text
         if isinstance(value, str):
             value = _number(value)

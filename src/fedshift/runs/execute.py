@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import time
 from collections import Counter
@@ -11,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -29,9 +28,9 @@ from fedshift.methods.evaluation import certainty, headline, score_models
 from fedshift.methods.statistics import with_own_statistics
 from fedshift.runs.card import model_card
 from fedshift.runs.config import RunConfig, read_config, recorded_norm
-from fedshift.runs.directory import RunDirectory, read_metrics
+from fedshift.runs.directory import MetricsLog, RunDirectory, read_metrics
 from fedshift.runs.engines import ENGINES, Connection
-from fedshift.runs.files.model import ModelHeader, SavedModel, save_model
+from fedshift.runs.files.model import ModelHeader, SavedModel, load_model, save_model
 from fedshift.runs.planning import Prepared, base_network, open_federation, prepare
 from fedshift.runs.progress import Progress, Silent
 from fedshift.runs.readiness import read_domains, require_training_data
@@ -44,7 +43,8 @@ FEW = 50
 
 @dataclass
 class Memory:
-    """All that a checkpoint holds: where the run is and what has been counted."""
+    """All that a checkpoint holds: where the run is and what has been counted. `states` are the files that sites on
+    this machine have stored by then; `metrics_...` is how much of `metrics.jsonl` belongs to it."""
 
     round: int
     state: Any
@@ -54,6 +54,9 @@ class Memory:
     scoring: Traffic = field(default_factory=Traffic)
     seconds: float = 0.0
     confusions: dict[str, Tensor] = field(default_factory=dict)
+    states: tuple[str, ...] = ()
+    metrics_size: int = 0
+    metrics_sha256: str = ""
 
 
 def run(
@@ -70,7 +73,7 @@ def run(
     to be opened by name or folder. `track` names trackers that get the metrics too."""
     directory, shown = RunDirectory(out), progress or Silent()
     if resume and config.norm == "auto" and config.freeze_norm is None and directory.config.exists():
-        config = config.model_copy(update={"norm": recorded_norm(read_config(directory.config))})
+        config = config.model_copy(update={"norm": recorded_norm(read_config(directory.config, "run-corrupt"))})
     # A tracker that is not installed is an error before anything is begun.
     kind = ENGINES.find(config.engine)
     if kind.is_local:
@@ -100,6 +103,7 @@ def _run_in(
 ) -> dict[str, Any]:
     directory.prepare(prepared.config, resume)
     if directory.done.exists():
+        directory.require_whole()
         return read_results(directory.path)
     if resume and not any(directory.checkpoints.glob("*")):
         shown.message(f"{directory.path} has no checkpoint to resume from: starting at round 1")
@@ -143,9 +147,12 @@ class _Execution:
         rounds = self.plan.training.rounds
         self.progress.begin(rounds, memory.round, self._title())
         self.fed.listen = self.progress.site
-        with self.directory.metrics_from(memory.round) as metrics, self._tracked():
+        kept = self.directory.metrics_from(memory.round, memory.metrics_size, memory.metrics_sha256)
+        with kept as metrics, self._tracked():
             for round in range(memory.round + 1, rounds + 1):
                 memory = self._round(memory, round, metrics)
+                memory.states = self.directory.site_states()
+                memory.metrics_size, memory.metrics_sha256 = metrics.size, metrics.sha256
                 self.directory.save_checkpoint(round, memory)
         return self._finish(memory, described)
 
@@ -189,7 +196,7 @@ class _Execution:
         """Sites that learn without labels, whether they have some or not."""
         return [person.name for person in self.roles.everyone if person.role == "unlabelled"]
 
-    def _round(self, memory: Memory, round: int, metrics: IO[str]) -> Memory:
+    def _round(self, memory: Memory, round: int, metrics: MetricsLog) -> Memory:
         started = time.perf_counter()
         self.fed.begin(round)
         before = dict(self.fed.counters)
@@ -211,8 +218,7 @@ class _Execution:
             {"phase": "round", "site": "", "name": "seconds", "value": round_to(memory.seconds)},
         ]
         rows = [{"round": round} | row for row in rows]
-        metrics.write("".join(json.dumps(row) + "\n" for row in rows))
-        metrics.flush()
+        metrics.append(rows)
         self.tracking.log(rows)
         for name, count in self.fed.counters.items():
             if count > before.get(name, 0):
@@ -263,8 +269,8 @@ class _Execution:
         digest = save_model(self.directory.model, self._saved(models))
         results = self._results(memory, digest, described)
         self.directory.write_results(results)
-        self.directory.card.write_text(model_card(self.config, self.plan, results))
-        self.directory.done.touch()
+        self.directory.write_card(model_card(self.config, self.plan, results))
+        self.directory.mark_done()
         self.progress.finish(results)
         return results
 
@@ -328,11 +334,21 @@ class _Execution:
         }
 
     def _recall(self) -> Memory | None:
-        tree, damaged = self.directory.load_checkpoint()
-        for name in damaged:
-            self.progress.message(f"checkpoint {name} is damaged: going on from the one before it")
+        tree, problems = self.directory.load_checkpoint()
+        for problem in problems:
+            self.progress.message(f"{problem}: going on from the checkpoint before it")
         if tree is None:
             return None
+        if self.directory.chosen_model.exists():
+            # A later round may not replace it, and then the finished run would have a damaged model.
+            try:
+                load_model(self.directory.chosen_model)
+            except FedshiftError as error:
+                raise InputError(
+                    "run-corrupt", f"{error.message}. Restore it from a copy, or delete it to go on without it."
+                ) from error
+        elif tree.get("history"):
+            self.progress.message(f"{self.directory.chosen_model.name} is gone: going on without it")
         try:
             state = codec.restore(self.state_type, codec.completed(self.state_type, tree.pop("state")), "state")
             memory = codec.restore(Memory, codec.completed(Memory, tree | {"state": None}))

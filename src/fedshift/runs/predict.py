@@ -28,11 +28,12 @@ _BATCH = 64
 
 @dataclass(frozen=True)
 class PredictionCounts:
-    """`model` says in words whose model predicted."""
+    """`model` says in words whose model predicted, `note` what else is to be known of it."""
 
     predicted: int
     skipped: int
     model: str
+    note: str = ""
 
 
 def predict_files(
@@ -65,7 +66,9 @@ def predict_files(
             "data-unreadable", f"nothing in {inputs} could be read: {unreadable[0][0]} is {unreadable[0][-1]}"
         )
     write_atomically(out, text.getvalue().encode())
-    return PredictionCounts(len(rows) - 1 - len(unreadable), len(unreadable), _whose(finished, saved, site, chosen))
+    note = "" if saved.is_checked else "this model has no checksum, so damage to its file would not be noticed"
+    whose = _whose(finished, saved, site, chosen)
+    return PredictionCounts(len(rows) - 1 - len(unreadable), len(unreadable), whose, note)
 
 
 def _whose(run: Run, saved: SavedModel, site: str | None, chosen: str) -> str:

@@ -16,13 +16,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError
 
 from fedshift.errors import CATALOGUE, InputError
+from fedshift.files import read_bounded
 from fedshift.methods import find_about
 from fedshift.methods.base import About
-from fedshift.runs.directory import RunDirectory, read_metrics
+from fedshift.runs.directory import RunDirectory, parse_metrics
+from fedshift.yamlfiles import LARGEST, YamlError, load_yaml
 
 Points = list[tuple[int, float | None]]
 """(round, value) of one metric at one site."""
@@ -258,27 +259,26 @@ class RunRecord:
 def read_record(path: Path) -> RunRecord:
     """Everything that the run in `path` has written so far."""
     directory = RunDirectory(path)
-    if not directory.config.is_file():
+    if not directory.config.exists():
         raise InputError(
             "run-missing", f"{path} is not a run: it has no config.yaml. Give the folder that `fedshift train` wrote."
         )
-    config_text = directory.config.read_text(errors="replace")
-    environment = path / "env.json"
-    lines, broken = read_metrics(directory.metrics)
+    config_text = directory.read(directory.config, LARGEST).decode(errors="replace")
+    lines, broken = parse_metrics(directory.read(directory.metrics)) if directory.metrics.exists() else ([], 0)
     rows = [row for line in lines if (row := _checked(MetricRow, line)) is not None]
-    ledger, cut_off = _read_ledgers(directory.sites)
+    ledger, cut_off = _read_ledgers(directory)
     newest = directory.metrics if directory.metrics.exists() else directory.config
     return RunRecord(
         path=path,
         config=_read_config(directory.config, config_text),
         config_text=config_text,
-        environment_text=environment.read_text(errors="replace") if environment.is_file() else "",
+        environment_text=_read_environment(directory),
         rows=tuple(rows),
         ledger=ledger,
         broken=broken + len(lines) - len(rows) + cut_off,
         written=datetime.fromtimestamp(newest.stat().st_mtime, UTC),
-        results=_checked_results(directory.results)[0] if directory.results.is_file() else None,
-        failure=_read_failure(directory.failed) if directory.failed.is_file() else "",
+        results=_checked_results(directory)[0] if directory.results.exists() or directory.done.exists() else None,
+        failure=_read_failure(directory.failed) if directory.failed.exists() else "",
     )
 
 
@@ -287,45 +287,59 @@ def read_results(path: Path) -> dict[str, Any]:
     directory = RunDirectory(path)
     if not directory.done.exists():
         raise InputError("run-missing", f"{path} is not a finished run")
-    return _checked_results(directory.results)[1]
+    return _checked_results(directory)[1]
 
 
 def _read_config(path: Path, text: str) -> dict[str, Any]:
     try:
-        config = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError("run-corrupt", f"{path} is not readable as YAML: restore it from a copy") from error
+        config = load_yaml(text)
+    except YamlError as error:
+        raise InputError("run-corrupt", f"{path} is not readable as YAML ({error}): restore it from a copy") from error
     if not isinstance(config, dict):
         raise InputError("run-corrupt", f"{path} does not hold a configuration: restore it from a copy")
     return config
 
 
-def _checked_results(path: Path) -> tuple[Results, dict[str, Any]]:
+def _checked_results(directory: RunDirectory) -> tuple[Results, dict[str, Any]]:
+    again = f"{directory.results} is damaged: delete it and the file `done` beside it, then run again with --resume"
+    if not directory.results.exists():
+        raise InputError("run-corrupt", again.replace("is damaged: delete it and", "is missing: delete"))
+    data = directory.read(directory.results)
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(data)
         return Results.model_validate(content), content
-    except (FileNotFoundError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
+        raise InputError("run-corrupt", again) from error
+
+
+def _read_environment(directory: RunDirectory) -> str:
+    if not directory.environment.exists():
+        return ""
+    data = directory.read(directory.environment, LARGEST)
+    try:
+        json.loads(data)
+    except (ValueError, RecursionError) as error:
         raise InputError(
-            "run-corrupt",
-            f"{path} is damaged: delete it and the file `done` beside it, then run again with --resume",
+            "run-corrupt", f"{directory.environment} is damaged: restore it from a copy, or delete it"
         ) from error
+    return data.decode(errors="replace")
 
 
 def _read_failure(path: Path) -> str:
-    code = path.read_text(errors="replace").strip()
+    code = read_bounded(path, LARGEST).decode(errors="replace").strip()
     if code in CATALOGUE:
         return f"{CATALOGUE[code].rstrip('.')} ({code})."
     return "An unexpected error ended it: the terminal or log that it ran in has more."
 
 
-def _read_ledgers(folder: Path) -> tuple[dict[str, tuple[LedgerLine, ...]], int]:
+def _read_ledgers(directory: RunDirectory) -> tuple[dict[str, tuple[LedgerLine, ...]], int]:
     ledgers: dict[str, tuple[LedgerLine, ...]] = {}
     broken = 0
-    for path in sorted(folder.glob("*/ledger.jsonl")):
-        lines = path.read_text(errors="replace").splitlines()
+    for path in sorted(directory.sites.glob("*/ledger.jsonl")):
+        lines = directory.read(path).decode(errors="replace").splitlines()
         whole = []
         for line in lines:
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 entry = _checked(LedgerLine, json.loads(line))
                 whole += [entry] if entry else []
         ledgers[path.parent.name] = tuple(whole)

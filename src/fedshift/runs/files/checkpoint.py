@@ -13,7 +13,7 @@ from typing import Any
 from fedshift._version import __version__
 from fedshift.errors import FedshiftError
 from fedshift.federation import codec
-from fedshift.files import write_atomically
+from fedshift.federation.sealed import damaged, read_tensor_file, unseal, write_sealed
 
 FORMAT = 2
 """1, of fedshift 0.1.0, was not a safetensors file: 32 bytes of SHA-256 stood in front of one."""
@@ -21,28 +21,22 @@ FORMAT = 2
 
 def write_checkpoint(path: Path, tree: Any) -> None:
     """`tree`: dictionaries, lists, dataclasses, numbers, text and tensors."""
-    tensors, values = codec.flatten(tree)
-    header = {"format": FORMAT, "written_by": __version__, "values": values}
-    write_atomically(path, codec.seal(tensors, header))
+    write_sealed(path, tree, {"format": FORMAT, "written_by": __version__})
 
 
 def read_checkpoint(path: Path) -> Any:
     """The tree that was written. A `run-corrupt` error says what is wrong with the file."""
-    data = path.read_bytes()
-    if hashlib.sha256(data[32:]).digest() == data[:32]:
-        return codec.unpack(data[32:])
+    data = read_tensor_file(path)
     try:
-        tensors, metadata = codec.read_safetensors(data)
-        header = codec.read_header(metadata)
-        codec.verify_seal(tensors, header)
-        if header.get("format") != FORMAT:
-            raise FedshiftError(
-                "run-corrupt",
-                f"{path.name} was written by fedshift {header.get('written_by', '(unknown)')} in format"
-                f" {header.get('format')}, and this is {__version__}: continue the run with that version",
-            )
-        return codec.unflatten(tensors, header.get("values"))
+        if hashlib.sha256(data[32:]).digest() == data[:32]:
+            return codec.unpack(data[32:])
+        tree, header = unseal(data)
     except FedshiftError as error:
-        if error.code == "run-corrupt":
-            raise
-        raise FedshiftError("run-corrupt", f"{path.name} is damaged: {error.message}") from error
+        raise damaged(path, error) from error
+    if header.get("format") != FORMAT:
+        raise FedshiftError(
+            "run-corrupt",
+            f"{path.name} was written by fedshift {header.get('written_by', '(unknown)')} in format"
+            f" {header.get('format')}, and this is {__version__}: continue the run with that version",
+        )
+    return tree

@@ -25,6 +25,7 @@ from fedshift.errors import FedshiftError, InputError
 from fedshift.federation import codec
 from fedshift.federation.plan import ModelSpec, Plan, Setting, Training
 from fedshift.federation.releases import Weights
+from fedshift.federation.sealed import read_tensor_file
 from fedshift.files import write_atomically
 from fedshift.methods import find_method
 from fedshift.methods.base import SHARED
@@ -117,10 +118,12 @@ _NO_TRAINING = Training(1, 1, 0.0, 0.0, 0.0, 0.0, 1.0, "constant", "float32", ()
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A method's models by site, and under `SHARED` the one for everyone else."""
+    """A method's models by site, and under `SHARED` the one for everyone else. `is_checked`: a checksum says that they
+    are as they were saved."""
 
     header: ModelHeader
     models: Mapping[str, Weights]
+    is_checked: bool = True
 
     def network(self, site: str | None = None) -> nn.Module:
         """The module that predicts for `site`, in evaluation mode."""
@@ -154,7 +157,15 @@ class SavedModel:
 
 
 def save_model(path: Path, saved: SavedModel) -> str:
-    """Writes the file and returns its SHA-256."""
+    """Writes the file and returns its SHA-256. Weights that are no finite numbers are an error."""
+    for site, weights in saved.models.items():
+        if wrong := _not_finite(weights):
+            whose = "the shared model" if site == SHARED else f"the model of {site}"
+            raise InputError(
+                "model-diverged",
+                f"training diverged: {wrong} in {whose} has values that are no finite numbers. Nothing was saved as"
+                " a model; train with a lower lr in another folder",
+            )
     tensors: dict[str, Tensor] = {}
     for site, weights in saved.models.items():
         prefix = "" if site == SHARED else f"sites/{site}/"
@@ -165,11 +176,14 @@ def save_model(path: Path, saved: SavedModel) -> str:
     return codec.sha256(data)
 
 
-def load_model(path: Path) -> SavedModel:
-    if not path.is_file():
+def load_model(path: Path, sha256: str = "") -> SavedModel:
+    """The models in a file, which must be whole and have finite weights. `sha256` is the file's, where it is known."""
+    if not path.exists():
         raise InputError("run-missing", f"there is no trained model at {path}: is the run finished?")
-    data = path.read_bytes()
     try:
+        data = read_tensor_file(path)
+        if sha256 and codec.sha256(data) != sha256:
+            raise FedshiftError("run-corrupt", "it is not the model that the run saved, its SHA-256 is another")
         tensors, metadata = codec.read_safetensors(data)
         header = codec.read_header(metadata)
         found = header.get("format", 1)
@@ -195,11 +209,21 @@ def load_model(path: Path) -> SavedModel:
             f"{path} was written by fedshift {header.get('written_by', '(unknown)')} and cannot be read by"
             f" {__version__}: {error.message}",
         ) from error
+    if wrong := _not_finite(tensors):
+        raise InputError(
+            "run-corrupt", f"{path}: {wrong} has values that are no finite numbers, so the model cannot predict"
+        )
     models: dict[str, dict[str, Tensor]] = {site: {} for site in sites}
     for key, value in tensors.items():
         owner = next((s for s in models if s != SHARED and key.startswith(f"sites/{s}/")), SHARED)
         models.setdefault(owner, {})[key if owner == SHARED else key.removeprefix(f"sites/{owner}/")] = value
-    return SavedModel(about, models)
+    return SavedModel(about, models, is_checked=bool(sha256) or found == FORMAT)
+
+
+def _not_finite(weights: Weights) -> str:
+    """The name of a tensor with NaN or infinity in it; empty if there is none."""
+    floating = ((key, value) for key, value in weights.items() if value.is_floating_point())
+    return next((key for key, value in floating if not bool(value.isfinite().all())), "")
 
 
 def _of_format_1(header: dict[str, Any]) -> dict[str, Any]:
