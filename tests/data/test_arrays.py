@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +9,8 @@ import pytest
 from datafiles import picture, write_classes
 
 from fedshift.data import DataSource, open_dataset
+from fedshift.data.formats import arrays as arrays_format
+from fedshift.data.index.files import FileIndex
 from fedshift.errors import InputError
 
 
@@ -123,6 +127,36 @@ def test_pickled_objects_are_never_loaded(root: Path, tmp_path: Path) -> None:
     np.savez(root / "a.npz", images=np.array([Trap()], dtype=object), labels=np.array([0]))
     assert problem_of(root).code == "data-unreadable"
     assert not (tmp_path / "sprung").exists()
+
+
+def archive_with(root: Path, header: dict[str, object], data: bytes) -> None:
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, header)
+    with zipfile.ZipFile(root / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("images.npy", stream.getvalue() + data)
+
+
+def test_an_array_that_declares_more_than_it_has_takes_no_memory(root: Path) -> None:
+    archive_with(root, {"descr": "|u1", "fortran_order": False, "shape": (10**9, 8, 8)}, b"\0" * 640)
+    error = problem_of(root)
+    assert error.code == "data-unreadable" and "declares 64,000,000,000 bytes and has 640" in error.message
+
+
+def test_an_archive_of_nothing_is_not_unpacked(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small file that would fill memory and disk."""
+    monkeypatch.setattr(arrays_format, "UNSUSPICIOUS", 2**20)
+    archive_with(root, {"descr": "|u1", "fortran_order": False, "shape": (2**15, 8, 8)}, bytes(2**21))
+    assert (root / "a.npz").stat().st_size < 5000
+    assert "more than 200 times its size" in problem_of(root).message
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_of_several_blocks_come_back_equal(root: Path, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays_format, "BLOCK", 1000)
+    given = np.random.default_rng(3).integers(0, 256, (40, 8, 8), dtype=np.uint8)
+    np.savez(root / "a.npz", images=np.asarray(given, order=order), labels=labels(40))
+    found, _ = arrays_format.read_npz(root / "a.npz", FileIndex())
+    assert np.array_equal(found["images"], given) and np.array_equal(found["labels"], labels(40))
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 but no archive", b"\x80\x04."])

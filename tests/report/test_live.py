@@ -294,3 +294,35 @@ def test_ctrl_c_ends_it_cleanly(folder: Path) -> None:
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate(timeout=20)
     assert process.returncode == 0 and "ended" in out and errors == ""
+
+
+def test_hundreds_of_connections_that_never_finish_asking_keep_nobody_out(server: LiveServer, folder: Path) -> None:
+    """Some send nothing, some send a byte now and then; others are answered, with a bounded number of threads."""
+    write_run(folder / "a", finished=False)
+    before = threading.active_count()
+    slow = []
+    try:
+        for number in range(200):
+            connection = socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=10)
+            if number % 2:
+                connection.sendall(b"GET / HTTP/1.1\r\nHost:")
+            slow.append(connection)
+            if number % 40 == 39:
+                status, _, text = get(server, "/")
+                assert status == 200 and "round 3 of 20" in text
+        for connection in slow[-10:]:
+            connection.sendall(b" 1")
+        assert all(get(server, "/")[0] == 200 for _ in range(5))
+        assert threading.active_count() - before <= live._MAX_CONNECTIONS + 10
+    finally:
+        for connection in slow:
+            connection.close()
+
+
+def test_a_connection_that_never_finishes_asking_is_ended(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_ASK_SECONDS", 0.2)
+    with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=10) as drip:
+        drip.sendall(b"GET / HT")
+        threading.Event().wait(0.3)
+        assert get(server, "/")[0] == 200  # Whoever comes next has it thrown out.
+        assert drip.recv(10) == b""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import socket
 import statistics
 import threading
 import time
@@ -48,6 +49,11 @@ _REST_SECONDS = 0.5
 _ALIVE_SECONDS = 15.0
 """After this much silence a comment is sent, so that a closed connection is noticed."""
 _MAX_STREAMS = 24
+_MAX_CONNECTIONS = 64
+"""When that many are open, the one that has been asking for the longest makes room for a new one."""
+_ASK_SECONDS = 10.0
+_ANSWER_SECONDS = 60.0
+"""How long a browser may take to ask, and to receive a page."""
 _ADDRESS = re.compile(r"/(?:(run|events|report)/([0-9a-f]{16})|(events|live\.js|live\.css)?)")
 _PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:"
@@ -233,20 +239,57 @@ def event(text: str) -> bytes:
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Listens on this machine only. Setting `stopping` ends all streams."""
+    """Listens on this machine only. Setting `stopping` ends all streams. Each connection has a thread, and there are at
+    most `_MAX_CONNECTIONS`: those that do not finish asking lose their place to others."""
 
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = 128
 
     def __init__(self, root: Path, port: int) -> None:
         super().__init__((HOST, port), _Handler)
         self.pages = Pages(Watcher(root))
         self.stopping = threading.Event()
         self.streams = threading.BoundedSemaphore(_MAX_STREAMS)
+        self._connections = threading.Lock()
+        self._asking: dict[socket.socket, float] = {}
+        self._answering: set[socket.socket] = set()
 
     @property
     def address(self) -> str:
         return f"http://{HOST}:{self.server_address[1]}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Gives a connection its thread, if there is room or somebody has been asking for longer."""
+        with self._connections:
+            now = time.monotonic()
+            late = [asking for asking, since in self._asking.items() if now - since > _ASK_SECONDS]
+            if self._is_full() and not late:
+                late = list(self._asking)[:1]
+            for asking in late:
+                del self._asking[asking]
+                _hang_up(asking)
+            if has_room := not self._is_full():
+                self._asking[request] = now
+        if has_room:
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def has_asked(self, connection: socket.socket) -> None:
+        """From now on the connection cannot lose its place."""
+        with self._connections:
+            if self._asking.pop(connection, None) is not None:
+                self._answering.add(connection)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._connections:
+            self._asking.pop(request, None)
+            self._answering.discard(request)
+        super().shutdown_request(request)
+
+    def _is_full(self) -> bool:
+        return len(self._asking) + len(self._answering) >= _MAX_CONNECTIONS
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A closed browser is not an error."""
@@ -265,15 +308,18 @@ def open_server(root: Path, port: int | None = None) -> LiveServer:
 class _Handler(BaseHTTPRequestHandler):
     server: LiveServer
     server_version, sys_version = "fedshift", ""
+    timeout = _ASK_SECONDS
 
     def do_GET(self) -> None:
-        with suppress(ConnectionError):
+        with suppress(ConnectionError, TimeoutError):
             self._answer()
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def _answer(self) -> None:
+        self.server.has_asked(self.connection)
+        self.connection.settimeout(_ANSWER_SECONDS)
         port = self.server.server_address[1]
         # Another site may point its host name at 127.0.0.1. That name is then in this header.
         if self.headers.get("Host", "") not in (f"{HOST}:{port}", f"localhost:{port}"):
@@ -362,6 +408,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged to the terminal."""
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """Its thread sees the end of the connection, and ends too."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _static(name: str) -> str:

@@ -37,6 +37,20 @@ _KEPT_CHECKPOINTS = 2
 _LOCK, _IDENTITY = ".lock", ".identity"
 
 
+_locks: set[IO[str]] = set()
+
+
+def _let_go() -> None:
+    """A forked worker that lives a moment longer than a killed run would keep the run's folder locked."""
+    for lock in _locks:
+        lock.close()
+    _locks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
+
+
 class RunDirectory:
     """`config.yaml, env.json, metrics.jsonl, results.json, checkpoints/, model.safetensors, MODEL_CARD.md, done`, and
     `sites/<name>/` with what each simulated site keeps: its state, its ledger, its log. `failed` is there after an
@@ -102,12 +116,20 @@ class RunDirectory:
         except ImportError:  # Windows: no advisory locks of this kind.
             yield
             return
-        with (self.path / _LOCK).open("w") as lock:
+        try:
+            lock = (self.path / _LOCK).open("w")
+        except OSError as error:
+            raise write_failed(self.path / _LOCK, error) from error
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise InputError("run-exists", f"{self.path} is in use by another process") from error
-            yield
+            _locks.add(lock)
+            try:
+                yield
+            finally:
+                _locks.discard(lock)
 
     @contextmanager
     def failure_marked(self) -> Iterator[None]:
@@ -142,10 +164,12 @@ class RunDirectory:
         machine stored by then is part of it."""
         if self.checkpoints.exists() and not self.checkpoints.is_dir():
             raise InputError("run-corrupt", f"{self.checkpoints} is not a folder: start in another folder")
+        paths = sorted(self.checkpoints.glob("round-*.safetensors"), reverse=True)
+        stored = self.sites.glob("*/state/*@*.safetensors")
+        if folder := next((path for path in (*paths, *stored) if path.is_dir()), None):
+            raise InputError("run-corrupt", f"{folder} is a folder, not a file of the run: move it away")
         problems: list[str] = []
-        for path in sorted(self.checkpoints.glob("round-*.safetensors"), reverse=True):
-            if path.is_dir():
-                raise InputError("run-corrupt", f"{path} is a folder, not a checkpoint: move it away")
+        for path in paths:
             try:
                 tree = read_checkpoint(path)
                 self._check_states(tree)
@@ -166,10 +190,7 @@ class RunDirectory:
     def _check_states(self, tree: Any) -> None:
         """Methods would begin anew without a file that a site stored, and end in another model."""
         for name in codec.restore(tuple[str, ...], tree.get("states", ()), "states"):
-            path = self.sites / name
-            if path.is_dir():
-                raise InputError("run-corrupt", f"{path} is a folder, not what the site stored: move it away")
-            read_state(path)
+            read_state(self.sites / name)
 
     @contextmanager
     def metrics_from(self, round: int, size: int, sha256: str) -> Iterator[MetricsLog]:
@@ -207,8 +228,8 @@ class RunDirectory:
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """The checksums of a finished run's files, by path below it; nothing for one that is not finished, or that 0.2.0 or
-        before wrote: then `done` is empty."""
+        """The checksums of a finished run's files, by path below it. Nothing for one that is not finished, or that was
+        written by 0.2.0 or before: then `done` is empty."""
         text = read_bounded(self.done, LARGEST) if self.done.exists() else b""
         if not text:
             return {}

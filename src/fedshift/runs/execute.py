@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import math
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ from fedshift.federation import codec
 from fedshift.federation.federation import Federation, Traffic
 from fedshift.federation.handshake import Described, agree
 from fedshift.federation.releases import Weights
+from fedshift.files import write_failed
 from fedshift.machine import NO_BFLOAT16, emulates_bfloat16
 from fedshift.methods import find_about, find_method
 from fedshift.methods.base import SHARED, Method
@@ -39,6 +41,8 @@ from fedshift.runs.tracking import Tracking
 
 FEW = 50
 """Test samples below which a score says little: one sample is two points or more."""
+
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 @dataclass
@@ -112,6 +116,10 @@ def _run_in(
         try:
             with shown:
                 return _Execution(prepared, directory, fed, shown, tracking).go()
+        except OSError as error:
+            if error.errno not in _DISK_ERRORS:
+                raise
+            raise write_failed(Path(error.filename or directory.path), error) from error
         finally:
             fed.engine.close()
 

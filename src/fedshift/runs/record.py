@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -31,6 +31,8 @@ HEADLINES = ("accuracy", "miou")
 """Metrics that can be a run's score."""
 
 T = TypeVar("T", bound=BaseModel)
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+"""What a run counts. Larger numbers come from damaged files, and no chart could show them."""
 
 
 class RuleScores(BaseModel):
@@ -52,23 +54,23 @@ class Results(BaseModel):
     target: str | None = None
     home: str | None = None
     seed: int
-    rounds: int
+    rounds: Count
     classes: list[str] = Field(default_factory=list)
     per_target: dict[str, RuleScores] = Field(default_factory=dict)
     source_val: dict[str, float] = Field(default_factory=dict)
     chosen_round: int | None = None
-    confusion: dict[str, list[list[int]]] = Field(default_factory=dict)
-    samples: dict[str, dict[str, int]] = Field(default_factory=dict)
-    bytes: dict[str, int] = Field(default_factory=dict)
+    confusion: dict[str, list[list[Count]]] = Field(default_factory=dict)
+    samples: dict[str, dict[str, Count]] = Field(default_factory=dict)
+    bytes: dict[str, Count] = Field(default_factory=dict)
     seconds: dict[str, float | None] = Field(default_factory=dict)
-    counters: dict[str, int] = Field(default_factory=dict)
+    counters: dict[str, Count] = Field(default_factory=dict)
     model_sha256: str = ""
 
 
 class MetricRow(BaseModel):
     """One line of `metrics.jsonl`."""
 
-    round: int
+    round: Count
     phase: str
     site: str
     name: str
@@ -78,12 +80,12 @@ class MetricRow(BaseModel):
 class LedgerLine(BaseModel):
     """One field that left a site, once."""
 
-    round: int
+    round: Count
     step: str
     field: str
     kind: str
-    values: int
-    bytes: int
+    values: Count
+    bytes: Count
 
 
 @dataclass
@@ -297,6 +299,12 @@ def _read_config(path: Path, text: str) -> dict[str, Any]:
         raise InputError("run-corrupt", f"{path} is not readable as YAML ({error}): restore it from a copy") from error
     if not isinstance(config, dict):
         raise InputError("run-corrupt", f"{path} does not hold a configuration: restore it from a copy")
+    for key in ("seed", "rounds"):
+        if not isinstance(config.get(key) or 0, int) or not 0 <= (config.get(key) or 0) < 2**63:
+            raise InputError("run-corrupt", f"{path} is damaged: {key} is no count: restore it from a copy")
+    for key in ("sources", "targets"):
+        if not isinstance(config.get(key) or [], list):
+            raise InputError("run-corrupt", f"{path} is damaged: {key} is no list: restore it from a copy")
     return config
 
 

@@ -6,19 +6,20 @@ Images are uint8, `(n, h, w)` grey or `(n, h, w, 3)`; labels are numbers from 0,
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedshift.data.cache import EntryWriter, cached_arrays, cached_entry
+from fedshift.data.cache import EntryWriter, cached_entry
 from fedshift.data.decoding import Size, resize
 from fedshift.data.domain import Domain, Split, Task
 from fedshift.data.formats.base import InputFormat, Problem, Progress, Sample, printable
@@ -29,6 +30,10 @@ CONVERSION = 1
 """Part of the cache's keys: raised when the same arrays would give other pixels or splits."""
 
 MAX_UNPACKED = 32 * 2**30
+UNSUSPICIOUS, MAX_RATIO = 256 * 2**20, 200
+"""Archives that unpack to more bytes than that may not be packed more tightly: they would fill a disk with nothing."""
+MAX_AT_ONCE = 2 * 2**30
+BLOCK = 32 * 2**20
 
 KERAS_NAMES = {
     "x_train": "train_images",
@@ -179,29 +184,69 @@ class ImageArrays:
         return list(zip(locations, splits, digests, strict=True))
 
 
+_UNREADABLE = (
+    *(ValueError, OSError, EOFError, MemoryError, KeyError, zipfile.BadZipFile, zlib.error),
+    RuntimeError,  # An encrypted archive, or one packed in a way that Python does not know.
+)
+
+
 def read_npz(path: Path, index: FileIndex) -> tuple[dict[str, NDArray[Any]], str]:
     """The arrays of an npz file that hold images and labels, memory-mapped, and the file's content hash."""
     names = [_array_name(part, kind) for part in PARTS for kind in ("images", "labels")]
     in_file = {name: name for name in names} | KERAS_NAMES
 
-    def load() -> dict[str, NDArray[Any]]:
+    def unpack(writer: EntryWriter) -> None:
         with zipfile.ZipFile(path) as archive:
-            if sum(member.file_size for member in archive.infolist()) > MAX_UNPACKED:
-                raise ArraysError(f"it unpacks to more than {MAX_UNPACKED // 2**30} GB")
-        with np.load(path, allow_pickle=False) as file:
-            found = {name: np.atleast_1d(file[key]) for key, name in in_file.items() if key in file.files}
-            if not any("images" in name for name in found):
+            members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+            wanted = {name: members[key] for key, name in in_file.items() if key in members}
+            if not any("images" in name for name in wanted):
                 raise ArraysError(
                     "it needs the arrays train_images and test_images (or images), with labels beside them, but has "
-                    + printable(", ".join(file.files[:10]))
+                    + printable(", ".join(list(members)[:10]))
                 )
-            return found
+            size = sum(member.file_size for member in wanted.values())
+            packed = sum(member.compress_size for member in wanted.values())
+            if size > MAX_UNPACKED:
+                raise ArraysError(f"it unpacks to more than {MAX_UNPACKED // 2**30} GB")
+            if size > UNSUSPICIOUS and size > MAX_RATIO * packed:
+                raise ArraysError(f"it unpacks to more than {MAX_RATIO} times its size, which no pictures do")
+            for name, member in wanted.items():
+                with archive.open(member) as stream:
+                    _unpack_array(stream, member.file_size, name, writer)
 
     try:
         digest = index.digest(path)
-        return cached_arrays(f"npz {digest}", load), digest
-    except (ValueError, OSError, EOFError, MemoryError, KeyError, zipfile.BadZipFile, zlib.error) as problem:
+        return cached_entry(f"npz {digest}", unpack).arrays, digest
+    except _UNREADABLE as problem:
         raise ArraysError(str(problem) or type(problem).__name__) from problem
+
+
+def _unpack_array(stream: IO[bytes], size: int, name: str, writer: EntryWriter) -> None:
+    """Stores one `.npy` block by block. What it declares must be what there is, before any memory is taken."""
+    version = np.lib.format.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise ArraysError(f"{name} has version {version} of the format, which is not read here")
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read_header(stream)
+    if dtype.hasobject:
+        raise ArraysError(f"{name} holds Python objects, which are not read (allow_pickle=False)")
+    declared = math.prod(shape) * dtype.itemsize
+    if min(shape, default=1) < 0 or declared != size - stream.tell():
+        raise ArraysError(f"{name} declares {declared:,} bytes and has {size - stream.tell():,}")
+    if not shape:
+        shape = (1,)
+    if is_fortran and len(shape) > 1:
+        if declared > MAX_AT_ONCE:
+            raise ArraysError(f"{name} is stored column by column and too large for that: save it in the usual order")
+        array = np.frombuffer(stream.read(declared), dtype).reshape(shape[::-1]).transpose()
+        writer.add(name, np.ascontiguousarray(array))
+        return
+    row = math.prod(shape[1:]) * dtype.itemsize
+    rows = max(1, BLOCK // max(1, row))
+    with writer.rows(name, shape[1:], dtype) as append:
+        for start in range(0, shape[0], rows):
+            count = min(rows, shape[0] - start)
+            append(np.frombuffer(stream.read(count * row), dtype).reshape(count, *shape[1:]))
 
 
 def _array_name(part: str, kind: str) -> str:

@@ -174,10 +174,17 @@ def _either(index: FileIndex, folder: Path, *names: str) -> Path | None:
     return next((path for path in candidates if index.has_file(path)), None)
 
 
+MAX_IDX = 2**30
+"""Bytes: ten times what the largest data set in this format has."""
+
+
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     """An array of bytes in the format of MNIST's original files, gzipped or not."""
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            data = file.read(MAX_IDX + 1)
+        if len(data) > MAX_IDX:
+            raise ValueError(f"it holds more than {MAX_IDX // 2**20} MB")
         header = struct.unpack_from(f">HBB{dimensions}I", data)
         if header[:3] != (0, 8, dimensions):
             raise ValueError(f"its header is {header[:3]}")
