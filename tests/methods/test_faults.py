@@ -141,6 +141,8 @@ def test_a_killed_coordinator_resumes_to_the_same_bytes(method: str, tiny_data: 
 @pytest.mark.timeout(300)
 def test_killed_sites_end_a_run_that_resumes_to_the_same_bytes(method: str, tiny_data: Path, tmp_path: Path) -> None:
     tried, equal = killed(method, tiny_data, tmp_path, at_site=True, wanted=2)
+    if not tried:
+        pytest.skip("all of it happens at the coordinator")
     assert tried == equal == 2
 
 
