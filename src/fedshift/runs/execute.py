@@ -293,13 +293,17 @@ class _Execution:
 
     def _results(self, memory: Memory, digest: str, described: Mapping[str, Described]) -> dict[str, Any]:
         history = memory.history
+        scored = [site for site in self.tested if site in history[-1].test and site in chosen_round(history).test]
+        for site in self.tested:
+            if site not in scored:
+                self.progress.message(f"{site} did not answer when the last or the chosen round was scored: no score")
         per_target = {
             site: {
                 "last": history[-1].test[site],
                 "source_val": chosen_round(history).test[site],
-                "oracle": max(scores.test[site] for scores in history),
+                "oracle": max(scores.test[site] for scores in history if site in scores.test),
             }
-            for site in self.tested
+            for site in scored
         }
         rules = ("last", "source_val", "oracle")
         headline_scores = (
