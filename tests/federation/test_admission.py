@@ -59,7 +59,7 @@ def test_an_honest_reply_is_admitted() -> None:
         ("schema", reply(release={"model": MODEL, "samples": 10, "images": torch.ones(3)})),
         ("schema", reply(release={"model": MODEL})),
         ("schema", reply(release={"model": MODEL, "samples": 10.5})),
-        ("schema", reply(seconds="long")),
+        ("seconds", reply(seconds="long")),
         ("count", reply(release={"model": MODEL, "samples": -2})),
         ("keys", reply(release={"model": {"w": MODEL["w"]}, "samples": 10})),
         ("keys", reply(release=model(v=torch.ones(1)))),
