@@ -6,6 +6,7 @@ The same code carries messages between sites, checkpoints and the state that a s
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import struct
@@ -35,9 +36,8 @@ _MAX_FLOAT = int(sys.float_info.max)
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a message may hold: `data`, bytes of tensors; `header`, bytes of JSON; `tensors`; and `nodes`, the values
-    of the JSON that belong to no tensor. These are counted in the text, because a parsed value takes many times as much
-    memory."""
+    """How much a message may hold: `data`, bytes of tensors; `header`, bytes of JSON; `tensors`; and `nodes`, values of
+    the JSON that belong to no tensor. These are counted in the text: parsed, they take many times as much memory."""
 
     data: int = 2**40
     header: int = 64 * 1024 * 1024
@@ -318,10 +318,15 @@ def _restore_union(options: Sequence[Any], value: Any, where: str) -> Any:
 
 def _restore_dataclass(hint: Any, value: Any, where: str) -> Any:
     _require(isinstance(value, dict), where, "a mapping")
-    hints = typing.get_type_hints(hint, include_extras=True)
+    hints = _type_hints(hint)
     names = {f.name for f in dataclasses.fields(hint)}
     _require(set(value) == names, where, f"exactly the fields {sorted(names)}")
     return hint(**{name: _restore(hints[name], value[name], f"{where}.{name}") for name in names})
+
+
+@functools.cache
+def _type_hints(kind: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def _restore_items(origin: Any, arguments: Sequence[Any], value: Any, where: str) -> Any:

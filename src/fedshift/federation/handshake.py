@@ -103,8 +103,7 @@ def require_same_version(site: str, facts: Mapping[str, object]) -> None:
         theirs = version if isinstance(version, str) and _VERSION.fullmatch(version) else "of an unknown version"
         raise SiteError(
             "site-mismatch",
-            f"site {site!r} runs fedshift {theirs}, the coordinator {__version__}:"
-            " install the same version at both",
+            f"site {site!r} runs fedshift {theirs}, the coordinator {__version__}: install the same version at both",
         )
 
 

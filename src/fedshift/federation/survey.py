@@ -70,14 +70,14 @@ def look(spec: SiteSpec) -> Found:
     )
 
 
-_SURVEY: Step[Surveyed] = Step("survey.look", look, Evaluated, Surveyed, {})  # type: ignore[arg-type]
+SURVEY: Step[Surveyed] = Step("survey.look", look, Evaluated, Surveyed, {})  # type: ignore[arg-type]
 
 
 def answer_survey(spec: SiteSpec, request: Request) -> bytes:
     """A site's packed answer: under its policy and in its ledger, like everything that leaves it."""
 
     def work() -> tuple[Release, int]:
-        if request.step != _SURVEY.name:
+        if request.step != SURVEY.name:
             raise SiteError("step-unknown", "before there is a plan, a site can only be surveyed")
         return spec.policy.apply(Surveyed(facts=codec.plain(look(spec))), {})
 
@@ -89,7 +89,7 @@ def survey_sites(
 ) -> dict[str, Found]:
     """What every site has, or one error that names who did not say. A site whose answer is rubbish is not among them,
     as long as the others are a `quorum`: it is asked once more when the run begins."""
-    requests = {site: Request(site, _SURVEY.name, 0, secrets.token_hex(8), codec.pack({})) for site in sorted(sites)}
+    requests = {site: Request(site, SURVEY.name, 0, secrets.token_hex(8), codec.pack({})) for site in sorted(sites)}
     found: dict[str, Found] = {}
     absent: dict[str, str] = {}
     refused: dict[str, str] = {}
@@ -98,7 +98,7 @@ def survey_sites(
             absent[site] = outcome.reason
             continue
         try:
-            facts = admit(outcome, requests[site], _SURVEY, {}, 0.0).release.facts
+            facts = admit(outcome, requests[site], SURVEY, {}, 0.0).release.facts
             require_same_version(site, facts)
             found[site] = _sound(restored(Found, facts, site))
         except Failed as failed:
