@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ R = TypeVar("R", bound=Release)
 
 UNKNOWN_CODE = "unknown-code"
 """What a site's own code is called if it is none of ours: its text goes nowhere."""
+
+fields_of = functools.cache(kinds)
+"""Reading the declarations takes as long as checking a small model."""
 
 _ENVELOPE = frozenset({"site", "step", "round", "nonce", "code", "release", "seconds", "clipped"})
 _HEADER = Limits(data=0, header=64 * 1024, tensors=0, nodes=256)
@@ -93,7 +97,7 @@ def inspect(
         raise Refused("undecodable") from error
     require(isinstance(envelope, dict), "undecodable")
     seconds = _envelope(envelope, request, waited)
-    fields = kinds(step.release)
+    fields = fields_of(step.release)
     clipped = envelope.get("clipped")
     require(type(clipped) is int and 0 <= clipped <= len(fields), "schema")
     try:
@@ -114,7 +118,7 @@ def inspect(
 def message_limits(release: type[Release], known: Mapping[str, Expected], asked: int) -> Limits:
     """The most that an honest reply can hold, to a question of `asked` bytes."""
     limits = _HEADER
-    for field, kind in kinds(release).items():
+    for field, kind in fields_of(release).items():
         limits += known[field].limits if field in known else limits_of(kind.name)
         if field not in known and kind.name not in PLAIN_KINDS:
             limits += Limits(asked, header=0, tensors=0, nodes=0)
