@@ -24,7 +24,7 @@ from fedshift.federation.checks import (
     require,
 )
 from fedshift.federation.codec import Limits
-from fedshift.federation.releases import Release, kinds
+from fedshift.federation.releases import Kind, Release, kinds
 from fedshift.federation.step import Request, Step
 
 R = TypeVar("R", bound=Release)
@@ -32,12 +32,17 @@ R = TypeVar("R", bound=Release)
 UNKNOWN_CODE = "unknown-code"
 """What a site's own code is called if it is none of ours: its text goes nowhere."""
 
-fields_of = functools.cache(kinds)
-"""Reading the declarations takes as long as checking a small model."""
-
 _ENVELOPE = frozenset({"site", "step", "round", "nonce", "code", "release", "seconds", "clipped"})
 _HEADER = Limits(data=0, header=64 * 1024, tensors=0, nodes=256)
 _SECONDS = re.compile(r"[0-9]{1,12}\.[0-9]{1,6}")
+
+
+_declared = functools.cache(kinds)
+
+
+def fields_of(release: Any) -> Mapping[str, Kind]:
+    """`kinds`, once for each type: reading the declarations takes as long as checking a small model."""
+    return _declared(release)
 
 
 class Failed(Exception):
