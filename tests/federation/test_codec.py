@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -78,6 +79,46 @@ def test_a_header_that_points_at_a_missing_tensor_is_refused() -> None:
     text = json.dumps(header).encode()
     with pytest.raises(FedshiftError):
         codec.unpack(struct.pack("<Q", len(text)) + text + good[8 + length :])
+
+
+def with_text(text: str, tensors: dict[str, Tensor] | None = None) -> bytes:
+    """A message whose JSON is `text`."""
+    data = safetensors.torch.save(tensors or {}, metadata={"fedshift": text})
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" + "[]," * 2_000_000 + "[]]",
+        "[" * 1_000_000,
+        "[" * 40 + "]" * 40,
+        '{"a": NaN}',
+        '{"a": {"~tensor": "0"}, "b": {"~tensor": "0"}}',
+        '{"a": {"~tensor": "0", "b": 1}}',
+        '{"a": {"~tensor": ["0"]}}',
+        "{}",
+    ],
+    ids=["many", "deep", "deeper than anything", "NaN", "one tensor twice", "not only", "no name", "one left over"],
+)
+def test_what_pack_does_not_write_is_not_read(text: str) -> None:
+    unpacked = codec.unpack(with_text('{"a": {"~tensor": "0"}}', {"0": torch.ones(2)}))
+    assert torch.equal(unpacked["a"], torch.ones(2))
+    with pytest.raises(FedshiftError, match="decoded"):
+        codec.unpack(with_text(text, {"0": torch.ones(2)}))
+
+
+def test_values_that_are_written_as_escapes_are_counted_too() -> None:
+    limits = codec.Limits(nodes=100, tensors=0)
+    header = json.dumps({"__metadata__": {"fedshift": "~"}}).replace("~", "\\u005b\\u005d\\u002c" * 1000).encode()
+    assert header.count(b"[") == 0
+    with pytest.raises(FedshiftError, match="ValueError"):
+        codec.unpack(struct.pack("<Q", len(header)) + header, limits)
+
+
+def test_a_number_that_no_float_holds_is_refused() -> None:
+    with pytest.raises(FedshiftError, match="a number of that size"):
+        codec.restore(float, 10**400, "seconds")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from torch import Tensor
 import fedshift
 from fedshift.data.domain import DataSource, Domain, Split
 from fedshift.errors import InputError, SiteError
+from fedshift.federation.checks import Refused
 from fedshift.federation.federation import Federation, Replies
 from fedshift.federation.plan import ModelSpec, Plan, Training
 from fedshift.federation.policy import Policy
@@ -381,34 +382,35 @@ def test_a_client_without_data_is_an_error_at_that_client(tmp_path: Path) -> Non
         lambda terms: terms | {"variances": -terms["variances"]},
         lambda terms: terms | {"means": terms["means"][:, :1]},
         lambda terms: {key: value for key, value in terms.items() if key != "levels"},
+        lambda terms: terms | {"counts": terms["counts"].float()},
+        lambda terms: terms | {"counts": -terms["counts"]},
+        lambda terms: {key: torch.cat([value] * 9) for key, value in terms.items()},
+        lambda terms: {},
     ],
-    ids=["negative variances", "other dimensions", "a field is missing"],
+    ids=[
+        "negative variances",
+        "other dimensions",
+        "a field is missing",
+        "counts that are no whole numbers",
+        "negative counts",
+        "more components than there may be",
+        "nothing",
+    ],
 )
-def test_a_damaged_mixture_is_refused_and_counted(tmp_path: Path, damage: Any) -> None:
+def test_a_damaged_mixture_is_refused(tmp_path: Path, damage: Any) -> None:
     sent = with_source(tmp_path, Hyper())
     reply = adapt.run(make_client(tmp_path, Hyper()), **sent, rng=RNG)
-    replies = Replies(adapt)
-    replies.add("b", dataclasses.replace(reply, mixture=damage(reply.mixture)), 1)
-    replies.add("c", reply, 1)
-    fed = Federation(make_plan(Hyper()), None, ())  # type: ignore[arg-type]
-    usable, mixtures = DualAdapt(Hyper())._collect(replies, sent["source"], fed)
-    assert set(usable) == set(mixtures) == {"c"} and fed.counters["refused.mixture"] == 1
-
-
-def test_variances_below_zero_are_refused_and_counted(tmp_path: Path) -> None:
-    hyper = Hyper(mixtures=False)
-    reply = adapt.run(make_client(tmp_path, hyper), **with_source(tmp_path, hyper), rng=RNG)
-    replies = Replies(adapt)
-    replies.add("b", dataclasses.replace(reply, statistics={"norm.running_var": torch.tensor([1.0, -0.1])}), 1)
-    fed = Federation(make_plan(hyper), None, ())  # type: ignore[arg-type]
-    assert DualAdapt(hyper)._collect(replies, None, fed) == ({}, {}) and fed.counters == {"refused.statistics": 1}
+    gate = DualAdapt(Hyper())._expected(sent["extractor"], sent["source"], make_plan(Hyper()))["mixture"]
+    gate.check(reply.mixture, {})
+    with pytest.raises(Refused, match="mixture"):
+        gate.check(damage(reply.mixture), {})
 
 
 def test_missing_clients_keep_their_classifier_and_are_named() -> None:
     replies = Replies(adapt)
     replies.missing["b"] = "unreachable"
     fed = Federation(make_plan(Hyper(mixtures=False)), None, ())  # type: ignore[arg-type]
-    assert DualAdapt(Hyper(mixtures=False))._collect(replies, None, fed) == ({}, {})
+    DualAdapt(Hyper(mixtures=False))._tell(replies, fed)
     assert fed.counters == {"skipped.b.unreachable": 1}
 
 

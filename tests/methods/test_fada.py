@@ -142,7 +142,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, fed: Any, shifts: dict[str, float]
         replies = Replies(step)
         for site, shift in shifts.items():
             moved = {key: value + shift if key.endswith(("weight", "bias")) else value for key, value in model.items()}
-            features = {FEATURES: torch.rand_like(expect["features"][FEATURES])}
+            features = {FEATURES: torch.rand_like(expect["features"].like[FEATURES])}
             replies.add(site, Trained(moved, features, samples, 0.0), 1)
         return replies
 

@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import torch
 from torch import Tensor
 
-from fedshift.errors import FedshiftError
+from fedshift.errors import CATALOGUE, FedshiftError
 from fedshift.federation import codec
-from fedshift.federation.releases import Release, kinds
+from fedshift.federation.checks import (
+    PLAIN_KINDS,
+    Expected,
+    Like,
+    Refused,
+    Sizes,
+    check_kind,
+    length_of_update,
+    limits_of,
+    require,
+)
+from fedshift.federation.codec import Limits
+from fedshift.federation.releases import Kind, Release, kinds
 from fedshift.federation.step import Request, Step
-from fedshift.functional.averaging import update_norm
 
 R = TypeVar("R", bound=Release)
 
-_MAX_COUNT = 10**12
+UNKNOWN_CODE = "unknown-code"
+"""What a site's own code is called if it is none of ours: its text goes nowhere."""
+
+_ENVELOPE = frozenset({"site", "step", "round", "nonce", "code", "release", "seconds", "clipped"})
+_HEADER = Limits(data=0, header=64 * 1024, tensors=0, nodes=256)
+_SECONDS = re.compile(r"[0-9]{1,12}\.[0-9]{1,6}")
 
 
-class Refused(Exception):
-    """Why a reply is not used: a short word for counting."""
+_declared = functools.cache(kinds)
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+
+def fields_of(release: Any) -> Mapping[str, Kind]:
+    """`kinds`, once for each type: reading the declarations takes as long as checking a small model."""
+    return _declared(release)
 
 
 class Failed(Exception):
@@ -47,59 +64,84 @@ def admit(
     data: bytes,
     request: Request,
     step: Step[R],
-    expected: Mapping[str, Mapping[str, Tensor]],
+    expected: Mapping[str, Expected | Mapping[str, Tensor]],
     max_norm: float,
+    sizes: Sizes | None = None,
+    waited: float | None = None,
 ) -> Admitted[R]:
-    """The checked release of a reply. `expected` maps a field to tensors that its own must match in name, shape and
-    type; updates of weights longer than `max_norm` (L2) are refused. Raises `Refused` or `Failed`."""
+    """The checked release of a reply. `expected` says what is known of a field: tensors that its own must match in
+    name, shape and type, or more. Updates of weights longer than `max_norm` (L2) are refused. `sizes` is what the site
+    said of itself at the handshake; it cannot have worked for longer than was `waited` for it.
+
+    Raises `Refused` or `Failed` and nothing else, whatever the bytes are."""
     try:
-        envelope = codec.unpack(data)
+        return inspect(data, request, step, expected, max_norm, sizes or {}, waited)
+    except (Refused, Failed):
+        raise
+    except Exception as error:
+        # Should a check ever stumble over what it looks at, one site must not end the run of the others.
+        raise Refused("unreadable") from error
+
+
+def inspect(
+    data: bytes,
+    request: Request,
+    step: Step[R],
+    expected: Mapping[str, Expected | Mapping[str, Tensor]],
+    max_norm: float,
+    sizes: Sizes,
+    waited: float | None,
+) -> Admitted[R]:
+    """`admit` without its net."""
+    known = {field: Like(like) if isinstance(like, Mapping) else like for field, like in expected.items()}
+    limits = message_limits(step.release, known, len(request.body))
+    require(len(data) <= limits.size, "size")
+    try:
+        envelope = codec.unpack(data, limits)
     except FedshiftError as error:
         raise Refused("undecodable") from error
-    if not isinstance(envelope, dict):
-        raise Refused("undecodable")
-    for key in ("site", "step", "round", "nonce"):
-        if envelope.get(key) != getattr(request, key):
-            raise Refused(f"wrong-{key}")
-    if envelope.get("code") is not None:
-        raise Failed(str(envelope["code"])[:40])
+    require(isinstance(envelope, dict), "undecodable")
+    seconds = _envelope(envelope, request, waited)
+    fields = fields_of(step.release)
     clipped = envelope.get("clipped")
-    if not isinstance(clipped, int):
-        raise Refused("schema")
+    require(type(clipped) is int and 0 <= clipped <= len(fields), "schema")
     try:
-        seconds = float(envelope["seconds"])
-        release = codec.restore(step.release, envelope.get("release"))
-    except (FedshiftError, KeyError, TypeError, ValueError) as error:
+        release = codec.restore(step.release, envelope["release"])
+    except FedshiftError as error:
         raise Refused("schema") from error
-    for field, kind in kinds(step.release).items():
-        _check(kind.name, getattr(release, field), expected.get(field), max_norm)
+    for field, kind in fields.items():
+        value, like = getattr(release, field), known.get(field)
+        check_kind(kind.name, value, sizes)
+        if like is not None:
+            like.check(value, sizes)
+        if kind.name == "weights":
+            origin = like.like if isinstance(like, Like) else None
+            require(length_of_update(value, origin) <= max_norm, "norm")
     return Admitted(release, seconds, clipped)
 
 
-def _check(kind: str, value: Any, expected: Mapping[str, Tensor] | None, max_norm: float) -> None:
-    if kind in ("count", "tally") and not 0 <= value <= _MAX_COUNT:
-        raise Refused("count")
-    for tensor in _tensors(value):
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise Refused("non-finite")
-    if expected is None:
-        return
-    if not isinstance(value, Mapping) or set(value) != set(expected):
-        raise Refused("keys")
-    for key, tensor in value.items():
-        if tensor.shape != expected[key].shape:
-            raise Refused("shape")
-        if tensor.dtype != expected[key].dtype:
-            raise Refused("dtype")
-    if kind == "weights" and update_norm(value, expected) > max_norm:
-        raise Refused("norm")
+def message_limits(release: type[Release], known: Mapping[str, Expected], asked: int) -> Limits:
+    """The most that an honest reply can hold, to a question of `asked` bytes."""
+    limits = _HEADER
+    for field, kind in fields_of(release).items():
+        limits += known[field].limits if field in known else limits_of(kind.name)
+        if field not in known and kind.name not in PLAIN_KINDS:
+            limits += Limits(asked, header=0, tensors=0, nodes=0)
+    return limits
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        return [tensor for item in value.values() for tensor in _tensors(item)]
-    if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return []
+def _envelope(envelope: dict[str, Any], request: Request, waited: float | None) -> float:
+    """How long the site says it worked. Raises `Refused`, or `Failed` where it says that it did not."""
+    for key in ("site", "step", "round", "nonce"):
+        ours, theirs = getattr(request, key), envelope.get(key)
+        # Types first: True is no 1, and a tensor compared with a number is another tensor.
+        require(type(theirs) is type(ours) and theirs == ours, f"wrong-{key}")
+    code, seconds = envelope.get("code"), envelope.get("seconds")
+    # A site that failed clipped nothing.
+    require(set(envelope) | {"clipped"} == _ENVELOPE, "schema")
+    require(code is None or isinstance(code, str), "schema")
+    if not isinstance(seconds, str) or _SECONDS.fullmatch(seconds) is None:
+        raise Refused("seconds")
+    if code is not None:
+        raise Failed(code if code in CATALOGUE else UNKNOWN_CODE)
+    return float(seconds) if waited is None else min(float(seconds), waited)

@@ -6,14 +6,17 @@ The same code carries messages between sites, checkpoints and the state that a s
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import struct
+import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import safetensors.torch
 import torch
@@ -26,7 +29,35 @@ T = TypeVar("T")
 _HEADER_KEY = "fedshift"
 _DIGEST = "sha256"
 _TENSOR = "~tensor"
-_MAX_HEADER = 64 * 1024 * 1024
+_MAX_DEPTH = 32
+_NODES_PER_TENSOR = 16
+_MAX_FLOAT = int(sys.float_info.max)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a message may hold: `data`, bytes of tensors; `header`, bytes of JSON; `tensors`; and `nodes`, values of
+    the JSON that belong to no tensor. These are counted in the text: parsed, they take many times as much memory."""
+
+    data: int = 2**40
+    header: int = 64 * 1024 * 1024
+    tensors: int = 50_000
+    nodes: int = 1_000_000
+
+    @property
+    def size(self) -> int:
+        return self.data + self.header + struct.calcsize("<Q")
+
+    def __add__(self, other: Limits) -> Limits:
+        return Limits(
+            self.data + other.data,
+            self.header + other.header,
+            self.tensors + other.tensors,
+            self.nodes + other.nodes,
+        )
+
+
+ANY = Limits()
 
 
 def pack(tree: Any) -> bytes:
@@ -38,10 +69,11 @@ def pack(tree: Any) -> bytes:
     return bytes(safetensors.torch.save(tensors, metadata={_HEADER_KEY: header}))
 
 
-def unpack(data: bytes) -> Any:
-    """The inverse of `pack`, for bytes from anywhere: anything malformed is one `message-invalid` error."""
-    tensors, metadata = read_safetensors(data)
-    return unflatten(tensors, metadata.get(_HEADER_KEY))
+def unpack(data: bytes, limits: Limits = ANY) -> Any:
+    """The inverse of `pack`, for bytes from anywhere: anything malformed, or larger than `limits`, is one
+    `message-invalid` error."""
+    tensors, metadata = read_safetensors(data, limits)
+    return unflatten(tensors, metadata.get(_HEADER_KEY), limits)
 
 
 def flatten(tree: Any) -> tuple[dict[str, Tensor], str]:
@@ -50,22 +82,33 @@ def flatten(tree: Any) -> tuple[dict[str, Tensor], str]:
     return tensors, json.dumps(_lift(tree, tensors), allow_nan=False, separators=(",", ":"))
 
 
-def unflatten(tensors: Mapping[str, Tensor], header: str | None) -> Any:
-    """The inverse of `flatten`. Anything malformed is one `message-invalid` error."""
+def unflatten(tensors: Mapping[str, Tensor], header: str | None, limits: Limits = ANY) -> Any:
+    """The inverse of `flatten`. Anything malformed, or larger than `limits`, is one `message-invalid` error."""
     try:
-        return _lower(json.loads(header or ""), tensors)
+        text, left = header or "", dict(tensors)
+        # Unlike the outer one, this text may hold characters that were written as escapes there.
+        _require_few_nodes(text, limits)
+        tree = _lower(json.loads(text, parse_constant=_not_a_number), left, _MAX_DEPTH)
+        if left:
+            raise ValueError("tensors that belong nowhere")
+        return tree
     # A hostile message can fail in any of the parsers; what it was is of no use to the reader.
     except Exception as error:
         raise _undecodable(error) from error
 
 
-def read_safetensors(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file. Anything malformed is one `message-invalid` error."""
+def read_safetensors(data: bytes, limits: Limits = ANY) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file. Anything malformed, or larger than `limits`, is one
+    `message-invalid` error."""
     try:
+        if len(data) > limits.size:
+            raise ValueError("larger than anything that was expected")
         (length,) = struct.unpack("<Q", data[:8])
-        if length > min(_MAX_HEADER, len(data) - 8):
+        if length > min(limits.header, len(data) - 8):
             raise ValueError("header longer than the message")
-        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+        header = data[8 : 8 + length]
+        _require_few_nodes(header, limits)
+        metadata = json.loads(header)["__metadata__"]
         return safetensors.torch.load(data), dict(metadata)
     except Exception as error:
         raise _undecodable(error) from error
@@ -106,6 +149,17 @@ def content_digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> 
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def _require_few_nodes(text: Any, limits: Limits) -> None:
+    """Every value of JSON but the first follows one of these characters; in names and texts they count too."""
+    marks = (b"[", b"{", b",") if isinstance(text, bytes) else ("[", "{", ",")
+    if sum(text.count(mark) for mark in marks) > limits.nodes + _NODES_PER_TENSOR * limits.tensors:
+        raise ValueError("more values than anything that was expected")
+
+
+def _not_a_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _undecodable(error: Exception) -> FedshiftError:
@@ -207,13 +261,17 @@ def _lift(value: Any, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"a {type(value).__name__} cannot be packed")
 
 
-def _lower(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _lower(value: Any, tensors: dict[str, Tensor], depth: int) -> Any:
+    """Takes each tensor out of `tensors` where its place is: none is in two places."""
+    if depth == 0:
+        raise ValueError("nested too deeply")
     if isinstance(value, dict):
         if _TENSOR in value:
-            return tensors[value[_TENSOR]]
-        return {key: _lower(item, tensors) for key, item in value.items()}
+            (name,) = value.values()
+            return tensors.pop(name)
+        return {key: _lower(item, tensors, depth - 1) for key, item in value.items()}
     if isinstance(value, list):
-        return [_lower(item, tensors) for item in value]
+        return [_lower(item, tensors, depth - 1) for item in value]
     return value
 
 
@@ -226,7 +284,7 @@ def _restore(hint: Any, value: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _restore_union(arguments, value, where)
     if origin is typing.Literal:
-        _require(value in arguments, where, expected(hint))
+        _require(any(type(value) is type(one) and value == one for one in arguments), where, expected(hint))
         return value
     if dataclasses.is_dataclass(hint):
         return _restore_dataclass(typing.cast(Any, hint), value, where)
@@ -236,6 +294,7 @@ def _restore(hint: Any, value: Any, where: str) -> Any:
     if origin in (tuple, list, frozenset) or origin is typing.get_origin(Sequence[Any]):
         return _restore_items(origin, arguments, value, where)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        _require(abs(value) <= _MAX_FLOAT, where, "a number of that size")
         return float(value)
     if hint is Path:
         _require(isinstance(value, str), where, "a path")
@@ -259,10 +318,15 @@ def _restore_union(options: Sequence[Any], value: Any, where: str) -> Any:
 
 def _restore_dataclass(hint: Any, value: Any, where: str) -> Any:
     _require(isinstance(value, dict), where, "a mapping")
-    hints = typing.get_type_hints(hint, include_extras=True)
+    hints = _type_hints(hint)
     names = {f.name for f in dataclasses.fields(hint)}
     _require(set(value) == names, where, f"exactly the fields {sorted(names)}")
     return hint(**{name: _restore(hints[name], value[name], f"{where}.{name}") for name in names})
+
+
+@functools.cache
+def _type_hints(kind: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def _restore_items(origin: Any, arguments: Sequence[Any], value: Any, where: str) -> Any:

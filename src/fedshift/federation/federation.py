@@ -16,8 +16,9 @@ from torch import Tensor
 
 from fedshift.errors import CATALOGUE, SiteError
 from fedshift.federation import codec
-from fedshift.federation.admission import Failed, Refused, admit
+from fedshift.federation.admission import Failed, admit
 from fedshift.federation.aggregation import RULES
+from fedshift.federation.checks import Expected, Refused, Sizes
 from fedshift.federation.engines import Engine, Failure
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Release, Weights, kinds
@@ -116,7 +117,9 @@ class Traffic:
 @dataclass
 class Federation:
     """What a method's coordinator half talks to. `sources` have labels, `targets` have none; `home_host` is the
-    coordinator's own data, where the setting has it, listed among neither."""
+    coordinator's own data, where the setting has it, listed among neither. `sizes` is how many samples each site said
+    at the handshake that it has, by split. `left_out` are sites that are not asked, and why: what they said of
+    themselves could not be used."""
 
     plan: Plan
     engine: Engine
@@ -131,6 +134,8 @@ class Federation:
     counters: Counter[str] = field(default_factory=Counter)
     notes: list[Note] = field(default_factory=list)
     has_averaged: bool = False
+    sizes: dict[str, Sizes] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def begin(self, round: int) -> None:
         """Called by the run before each round."""
@@ -178,26 +183,32 @@ class Federation:
         step: Step[R],
         *,
         each: Mapping[str, Mapping[str, Any]] | None = None,
-        expect: Mapping[str, Mapping[str, Tensor]] | None = None,
+        expect: Mapping[str, Expected | Mapping[str, Tensor]] | None = None,
         everyone: bool = False,
+        any_answer: bool = False,
         **payload: Any,
     ) -> Replies[R]:
         """Runs `step` at `sites` with `payload` (and what `each` has for one site alone); returns the admitted answers.
 
-        Released tensors must match those of the same name in the payload, or in `expect`, in keys, shapes and types.
-        With `everyone` a single missing answer ends the run; otherwise the quorum decides.
+        Released tensors must match those of the same name in the payload, or in `expect`, in keys, shapes and types;
+        `expect` may ask for more than that (fedshift.federation.checks). With `everyone` a single missing answer ends
+        the run; otherwise the quorum decides. With `any_answer` a refused answer counts like a good one there: for
+        questions that a round does not depend on.
         """
         shared = codec.pack(payload)
         requests: dict[str, Request] = {}
-        expected: dict[str, dict[str, Mapping[str, Tensor]]] = {}
+        expected: dict[str, dict[str, Expected | Mapping[str, Tensor]]] = {}
+        replies = Replies(step)
         for site in sorted(sites):
+            if site in self.left_out:
+                replies.refused[site] = self.left_out[site]
+                continue
             own = payload | dict((each or {}).get(site, {}))
             body = codec.pack(own) if each else shared
             requests[site] = Request(site, step.name, self.round, secrets.token_hex(8), body)
             like = {f: own[f] for f in kinds(step.release) if isinstance(own.get(f), Mapping)}
-            expected[site] = like | dict(expect or {})
-        replies = Replies(step)
-        asked = time.perf_counter()
+            expected[site] = {**like, **(expect or {})}
+        began = asked = time.perf_counter()
         for site, outcome in self._outcomes(list(requests.values())):
             at_home = self.home_host is not None and site == self.home_host.spec.name
             traffic = Traffic() if at_home else self.scoring if step.scores_only else self.learning
@@ -208,10 +219,12 @@ class Federation:
                 self.count(f"missing.{outcome.reason}")
             else:
                 traffic.up += len(outcome)
-                self._admit(outcome, requests[site], step, expected[site], replies, traffic)
+                waited = time.perf_counter() - began
+                self._admit(outcome, requests[site], step, expected[site], replies, traffic, waited)
             self.listen(step.name, site)
             asked = time.perf_counter()
-        self._require_quorum(list(requests.values()), step, replies, everyone)
+        answers = len(replies) + (len(replies.refused) if any_answer else 0)
+        self._require_quorum(answers, len(sites), step, replies, 1.0 if everyone else self.rules.quorum)
         return replies
 
     def _outcomes(self, requests: Sequence[Request]) -> Iterator[tuple[str, bytes | Failure]]:
@@ -229,12 +242,14 @@ class Federation:
         data: bytes,
         request: Request,
         step: Step[R],
-        expected: Mapping[str, Mapping[str, Tensor]],
+        expected: Mapping[str, Expected | Mapping[str, Tensor]],
         replies: Replies[R],
         traffic: Traffic,
+        waited: float,
     ) -> None:
+        limit, sizes = self.rules.max_update_norm, self.sizes.get(request.site)
         try:
-            admitted = admit(data, request, step, expected, self.rules.max_update_norm)
+            admitted = admit(data, request, step, expected, limit, sizes, waited)
         except Refused as refused:
             replies.refused[request.site] = refused.reason
             self.count(f"refused.{refused.reason}")
@@ -247,13 +262,13 @@ class Federation:
             if admitted.clipped:
                 self.count("clipped.updates", admitted.clipped)
 
-    def _require_quorum(self, requests: list[Request], step: Step[R], replies: Replies[R], everyone: bool) -> None:
-        needed = len(requests) if everyone else needed_answers(self.rules.quorum, len(requests))
-        if len(replies) >= needed or not requests:
+    def _require_quorum(self, answers: int, asked: int, step: Step[R], replies: Replies[R], share: float) -> None:
+        needed = needed_answers(share, asked)
+        if answers >= needed or not asked:
             return
         raise SiteError(
             "site-failed",
-            f"round {self.round}, step {step.name}: {len(replies)} of {len(requests)} sites gave a usable answer and"
+            f"round {self.round}, step {step.name}: {len(replies)} of {asked} sites gave a usable answer and"
             f" {needed} are needed. {tell_absent(replies.absent(), self.engine.where_to_look)}",
         )
 

@@ -11,18 +11,21 @@ from dataclasses import dataclass, replace
 from fedshift._version import __version__
 from fedshift.data import open_dataset
 from fedshift.data.domain import Dataset, Domain, Task
-from fedshift.errors import FedshiftError, InputError, SiteError, nearest
+from fedshift.errors import InputError, SiteError, nearest
 from fedshift.federation import codec
-from fedshift.federation.admission import Failed, Refused, admit
+from fedshift.federation.admission import Failed, admit
+from fedshift.federation.checks import Refused, require
 from fedshift.federation.engines import Engine, Failure
-from fedshift.federation.federation import tell_absent
-from fedshift.federation.handshake import require_same_version
+from fedshift.federation.federation import needed_answers, tell_absent
+from fedshift.federation.handshake import require_same_version, restored, shown
 from fedshift.federation.releases import Facts, Release
 from fedshift.federation.site import Evaluated, SiteSpec
 from fedshift.federation.step import Request, Step, pack_answer
 
 MAX_CLOCK_DIFFERENCE = 300.0
 """Seconds. Certificates and the order of events in logs rely on clocks."""
+_LARGEST = 10**6
+"""Pixels along a side, or columns."""
 
 
 @dataclass(frozen=True)
@@ -67,43 +70,52 @@ def look(spec: SiteSpec) -> Found:
     )
 
 
-_SURVEY: Step[Surveyed] = Step("survey.look", look, Evaluated, Surveyed, {})  # type: ignore[arg-type]
+SURVEY: Step[Surveyed] = Step("survey.look", look, Evaluated, Surveyed, {})  # type: ignore[arg-type]
 
 
 def answer_survey(spec: SiteSpec, request: Request) -> bytes:
     """A site's packed answer: under its policy and in its ledger, like everything that leaves it."""
 
     def work() -> tuple[Release, int]:
-        if request.step != _SURVEY.name:
+        if request.step != SURVEY.name:
             raise SiteError("step-unknown", "before there is a plan, a site can only be surveyed")
         return spec.policy.apply(Surveyed(facts=codec.plain(look(spec))), {})
 
     return pack_answer(spec, request, work)
 
 
-def survey_sites(engine: Engine, sites: Sequence[str], deadline: float | None = None) -> dict[str, Found]:
-    """What every site has, or one error that names who did not say."""
-    requests = {site: Request(site, _SURVEY.name, 0, secrets.token_hex(8), codec.pack({})) for site in sorted(sites)}
+def survey_sites(
+    engine: Engine, sites: Sequence[str], deadline: float | None = None, quorum: float = 1.0
+) -> dict[str, Found]:
+    """What every site has, or one error that names who did not say. A site whose answer is rubbish is not among them,
+    as long as the others are a `quorum`: it is asked once more when the run begins."""
+    requests = {site: Request(site, SURVEY.name, 0, secrets.token_hex(8), codec.pack({})) for site in sorted(sites)}
     found: dict[str, Found] = {}
     absent: dict[str, str] = {}
+    refused: dict[str, str] = {}
     for site, outcome in engine.call(list(requests.values()), deadline):
         if isinstance(outcome, Failure):
             absent[site] = outcome.reason
             continue
         try:
-            facts = admit(outcome, requests[site], _SURVEY, {}, 0.0).release.facts
+            facts = admit(outcome, requests[site], SURVEY, {}, 0.0).release.facts
             require_same_version(site, facts)
-            found[site] = codec.restore(Found, dict(facts), site)
+            found[site] = _sound(restored(Found, facts, site))
         except Failed as failed:
             absent[site] = failed.code
-        except (Refused, FedshiftError) as error:
-            if isinstance(error, SiteError):
-                raise
-            absent[site] = str(error)
-    if absent:
-        raise SiteError(
-            "site-failed", f"not every site could say what it has. {tell_absent(absent, engine.where_to_look)}"
-        )
+        except Refused as error:
+            refused[site] = error.reason
+    if absent or len(found) < needed_answers(quorum, len(sites)):
+        told = tell_absent({**refused, **absent}, engine.where_to_look)
+        raise SiteError("site-failed", f"not every site could say what it has. {told}")
+    return found
+
+
+def _sound(found: Found) -> Found:
+    """Itself, if a data set can be like that. Raises `Refused`."""
+    require(len(found.input_shape) <= 3 and len(set(found.classes)) == len(found.classes), "facts")
+    require(all(0 < size <= _LARGEST for size in found.input_shape), "facts")
+    require(found.task is None or bool(found.classes and found.input_shape), "facts")
     return found
 
 
@@ -128,18 +140,24 @@ def agreed_dataset(name: str, found: Mapping[str, Found], now: float) -> Dataset
     for site in others:
         theirs = labelled[site]
         if theirs.classes != ours.classes:
-            only = ", ".join(sorted(map(repr, set(theirs.classes) ^ set(ours.classes)))) or "their order"
+            only = _differing(ours.classes, theirs.classes)
             raise SiteError(
                 "data-classes",
                 f"sites {first!r} and {site!r} do not list the same classes (they differ in {only}): give every site"
                 " the same class folders, empty ones included, or the same classes.txt",
             )
-        for what in ("task", "input_shape", "columns"):
-            if getattr(theirs, what) != getattr(ours, what):
+        differences = {
+            "task": (ours.task, theirs.task),
+            "input_shape": (ours.input_shape, theirs.input_shape),
+            "columns": (ours.columns, theirs.columns),
+        }
+        for what, (here, there) in differences.items():
+            if here != there:
+                told = f"{here} and {there}" if what != "columns" else _differing(ours.columns, theirs.columns)
                 raise SiteError(
                     "site-mismatch",
-                    f"sites {first!r} and {site!r} differ in {what} ({getattr(ours, what)} and"
-                    f" {getattr(theirs, what)}): set image_size, or give both the same columns in the same order",
+                    f"sites {first!r} and {site!r} differ in {what} ({told}):"
+                    " set image_size, or give both the same columns in the same order",
                 )
 
     assert ours.task is not None
@@ -155,6 +173,10 @@ def agreed_dataset(name: str, found: Mapping[str, Found], now: float) -> Dataset
         columns=ours.columns,
         mask_ids=ours.mask_ids if same_ids else (),
     )
+
+
+def _differing(ours: tuple[str, ...], theirs: tuple[str, ...]) -> str:
+    return shown(set(ours) ^ set(theirs)) if set(ours) != set(theirs) else "their order"
 
 
 def elsewhere(domain: str) -> Domain:

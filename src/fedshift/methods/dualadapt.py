@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fedshift.data.batches import LabelledBatch, UnlabelledBatch
 from fedshift.errors import SiteError
+from fedshift.federation.checks import AtMost, Expected, Like, MixtureIn
 from fedshift.federation.federation import Federation, Replies
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Metric, MixtureTerms, Release, Statistics, Tally, Weights
@@ -51,7 +52,6 @@ from fedshift.methods.clients import (
 )
 from fedshift.methods.cost import Formula
 from fedshift.methods.local import augmentation, random_like, sgd, train_batches, weights_of, with_weights
-from fedshift.methods.statistics import has_negative_variance
 from fedshift.nn.backbones.segmentation import with_light_head
 from fedshift.nn.network import Network
 from fedshift.nn.normalisation import STATISTICS, forgetting, remembering, statistics_of
@@ -226,7 +226,11 @@ def _fit(site: Site, sample: Sample, axes: Axes, rng: Rng) -> Mixture:
 
 
 def _components(site: Site) -> int:
-    return site.hyper(Hyper).components_per_class * len(site.plan.model.classes)
+    return _most_components(site.hyper(Hyper), site.plan)
+
+
+def _most_components(hyper: Hyper, plan: Plan) -> int:
+    return hyper.components_per_class * len(plan.model.classes)
 
 
 def _loaded(site: Site, extractor: Weights, classifier: Weights) -> Network:
@@ -367,49 +371,43 @@ class DualAdapt:
             fed.note("align_loss", found.align_loss, fed.plan.sources[0])
         now = {"extractor": found.extractor, "classifier": found.classifier}
         source = fed.at_home(describe, **now) if self.hyper.mixtures else None
-        like = self._statistics_like(found.extractor)
-        replies = fed.ask(fed.targets, adapt, **now, source=source, expect={"statistics": like})  # line 4
-        usable, mixtures = self._collect(replies, source, fed)
+        expect = self._expected(found.extractor, source, fed.plan)
+        replies = fed.ask(fed.targets, adapt, **now, source=source, expect=expect)  # line 4
+        self._tell(replies, fed)
         # A client that gave no answer keeps its classifier and statistics, and is left out of the next Eq. (6).
         return State(
             **now,
-            local={**state.local, **{site: reply.classifier for site, reply in usable.items()}},
-            statistics={**state.statistics, **{site: reply.statistics for site, reply in usable.items()}},
-            mixtures={site: vars(mixtures[site]) if source else {} for site in usable},
+            local={**state.local, **{site: reply.classifier for site, reply in replies}},
+            statistics={**state.statistics, **{site: reply.statistics for site, reply in replies}},
+            mixtures={site: reply.mixture for site, reply in replies},
             axes=vars(source.axes) if source else {},
             pretrained=True,
         )
 
-    def _statistics_like(self, extractor: Weights) -> dict[str, Tensor]:
-        is_own = self.hyper.statistics != "home"
-        return {key: value for key, value in extractor.items() if is_own and key.endswith(STATISTICS)}
+    def _expected(self, extractor: Weights, source: Source | None, plan: Plan) -> dict[str, Expected]:
+        """What the answers of the clients must be like."""
+        is_own, most = self.hyper.statistics != "home", _most_components(self.hyper, plan)
+        like = {key: value for key, value in extractor.items() if is_own and key.endswith(STATISTICS)}
+        share = AtMost(1.001)
+        return {
+            "statistics": Like(like),
+            "mixture": MixtureIn(source.axes.axes.shape[1], most) if source else Like({}),
+            "dropped": AtMost(most),
+            "disagreement": share,
+            "trust": share,
+        }
 
-    def _collect(
-        self, replies: Replies[Adapted], source: Source | None, fed: Federation
-    ) -> tuple[dict[str, Adapted], dict[str, Mixture]]:
-        """The usable answers, and the mixtures W_T in them."""
+    def _tell(self, replies: Replies[Adapted], fed: Federation) -> None:
         count_absent(fed, replies)
-        usable: dict[str, Adapted] = {}
-        mixtures: dict[str, Mixture] = {}
         for site, reply in replies:
-            if has_negative_variance(reply.statistics):
-                fed.count("refused.statistics")
-                continue
-            if source:
-                try:
-                    mixtures[site] = Mixture(**reply.mixture).checked(source.axes.axes.shape[1])
-                except (TypeError, ValueError):
-                    fed.count("refused.mixture")
-                    continue
-                fed.note("components", len(mixtures[site].weights), site)
+            if reply.mixture:
+                fed.note("components", len(reply.mixture["weights"]), site)
                 if self.hyper.weigh_among == "fitted" or self.hyper.weighting == "density":  # In a batch always 1/2.
                     fed.note("trust", reply.trust, site)
             if reply.dropped:
                 fed.count(f"dropped.components.{site}", reply.dropped)
             fed.note("discrepancy", reply.discrepancy, site)
             fed.note("disagreement", reply.disagreement, site)
-            usable[site] = reply
-        return usable, mixtures
 
     def models(self, state: State) -> Mapping[str, Weights]:
         share = self.hyper.local_share
@@ -431,10 +429,6 @@ def _answers(state: State) -> dict[str, Any]:
     return {"local": local, "mixtures": mixtures, "axes": Axes(**state.axes) if state.axes else None}
 
 
-_COUNTERS = {
-    "refused.mixture": "A client's mixture was not usable (wrong sizes or not finite) and was left out.",
-    "refused.statistics": "A client's BatchNorm statistics had a variance below 0, and its answer was left out.",
-}
 _COST = Formula(
     flops={"G": 1, "F": 4, "dF": -1},
     upload={"F": 1, "W": 1},
@@ -452,7 +446,6 @@ DUALADAPT = About(
     "Yao et al., WACV 2022",
     defaults={"local_epochs": 3.0},
     uses_statistics=True,
-    counters=_COUNTERS,
     time_factor=3.0,
     cost=_COST,
 )
@@ -466,7 +459,6 @@ FED_ORACLE = About(
     hyper={"mixtures": False},
     unsent=frozenset({"mixture"}),
     uses_statistics=True,
-    counters=_COUNTERS,
     time_factor=6.0,
     cost=Formula(_COST.flops, {"F": 1}, {"G": 1, "F": 1}, _COST.published, note="DualAdapt without its mixtures."),
 )

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from fedshift.errors import SiteError
+from fedshift.federation.checks import Confusion
 from fedshift.federation.federation import Federation
+from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Counts, Release, Weights
 from fedshift.federation.site import Evaluated, Unlabelled
 from fedshift.federation.step import step
@@ -52,14 +54,30 @@ def score_models(
     """Site -> its confusion matrix, by the site's own model if it has one, otherwise by the shared model.
 
     If there is neither (every site trains alone, or this one was skipped), every model is scored and the matrices are
-    added up: the accuracy is then the mean over models. Sites without labels in that split are left out.
+    added up: the accuracy is then the mean over models. Sites without labels in that split are left out, and so are
+    those whose answer was refused: a score is not worth the run.
     """
     found: dict[str, Tensor] = {}
+    expect = {"confusion": _confusion(fed.plan, split)}
     for names, testers in _group(models, sites).items():
+        missed: set[str] = set()
         for name in names:
-            for site, scored in fed.ask(testers, score, model=models[name], split=split):
+            replies = fed.ask(testers, score, expect=expect, any_answer=True, model=models[name], split=split)
+            missed |= set(replies.absent())
+            for site, scored in replies:
                 found[site] = found.get(site, 0) + scored.confusion
+        for site in missed:  # Some of the models are not all of them.
+            found.pop(site, None)
     return found
+
+
+def _confusion(plan: Plan, split: str) -> Confusion:
+    """What a site's scores must be like: it counts every sample of the split, or every pixel that has a label."""
+    model = plan.model
+    if model.task == "classification":
+        return Confusion(len(model.classes), split)
+    _, height, width = model.input_shape
+    return Confusion(len(model.classes), split, each=height * width, some_void=True)
 
 
 @dataclass(frozen=True)

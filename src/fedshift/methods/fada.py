@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fedshift.data.augment import build_augment
 from fedshift.data.batches import LabelledBatch
+from fedshift.federation.checks import Between
 from fedshift.federation.federation import Federation, Replies
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Count, Features, Metric, Release, Weights
@@ -47,6 +48,8 @@ from fedshift.rng import Rng
 FEATURES = "features"
 HIDDEN = 256
 """Width of a domain identifier."""
+LARGEST = 1e4
+"""No feature that a source sends may be larger: an identifier that learned from it would be NaN from then on."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +257,7 @@ class Fada:
         while exchange < exchanges:
             sent = weights_of(side.net)
             each = {site: {"identifier": weights_of(judge)} for site, judge in side.judges.items()}
-            expect = {"features": {FEATURES: template}}
+            expect = {"features": Between({FEATURES: template}, -LARGEST, LARGEST)}
             replies = fed.ask(fed.labelled, train, each=each, expect=expect, model=sent, exchange=exchange)
             if exchange == 0:
                 exchanges = exchanges_of([reply.samples for _, reply in replies], fed.plan, self.hyper)

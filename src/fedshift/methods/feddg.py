@@ -16,6 +16,7 @@ from torch.func import functional_call
 
 from fedshift.data.batches import LabelledBatch
 from fedshift.errors import InputError, SiteError
+from fedshift.federation.checks import Between
 from fedshift.federation.federation import Federation
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Count, Metric, Release, Spectra, Weights
@@ -164,7 +165,10 @@ class FedDG:
         return State(model, spectra, {site: fed.round for site, _ in replies})
 
     def _collect(self, fed: Federation) -> Mapping[str, Tensor]:
-        lent = fed.ask(fed.labelled, lend_spectra, expect={"spectra": {AMPLITUDES: self._template(fed.plan)}})
+        _, height, width = fed.plan.model.input_shape
+        # No amplitude is above the sum of an image's pixels, which are 0 to 1.
+        spectra = Between({AMPLITUDES: self._template(fed.plan)}, low=0, high=1.001 * height * width)
+        lent = fed.ask(fed.labelled, lend_spectra, expect={"spectra": spectra})
         return {site: release.spectra[AMPLITUDES] for site, release in lent}
 
     def _template(self, plan: Plan) -> Tensor:

@@ -49,15 +49,8 @@ def with_own_statistics(fed: Federation, models: Mapping[str, Weights]) -> Mappi
     like = {key: value for key, value in next(iter(models.values())).items() if key.endswith(STATISTICS)}
     own = dict(models)
     for site, reply in fed.ask(tuple(each), measure, each=each, expect={"statistics": like}):
-        if has_negative_variance(reply.statistics):
-            fed.count("refused.statistics")
-        else:
-            own[site] = {**each[site]["model"], **reply.statistics}
+        own[site] = {**each[site]["model"], **reply.statistics}
     return own
-
-
-def has_negative_variance(statistics: Mapping[str, Tensor]) -> bool:
-    return any(key.endswith("running_var") and bool((value < 0).any()) for key, value in statistics.items())
 
 
 def _statistics(site: Unlabelled, model: Weights) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ import math
 
 from fedshift.errors import CATALOGUE
 from fedshift.federation import releases
+from fedshift.federation.admission import UNKNOWN_CODE
 from fedshift.methods import explain
 
 NOTHING = "–"
@@ -113,7 +114,17 @@ def kind_meanings() -> dict[str, str]:
 _REFUSALS = {
     "undecodable": "the bytes could not be decoded",
     "schema": "it did not have the declared fields and types",
-    "count": "a count was negative or absurdly large",
+    "unreadable": "the gate stumbled over it, which is an error of fedshift's: please report it",
+    "size": "it was larger than any reply to that question can be",
+    "seconds": "the time it said it took is no time",
+    "count": "a count was negative, or larger than what the site says it has",
+    "metric": "a loss or score was absurdly large",
+    "variance": "a variance was below 0",
+    "range": "a number was outside of what the method can have measured",
+    "confusion": "its scores were not of all samples of the split, each counted once",
+    "mixture": "its mixture was not usable (wrong sizes, variances, or counts)",
+    "facts": "what it said of its data was incomplete or contradicted itself",
+    "text": "a name in it was too long or held control characters",
     "non-finite": "it held NaN or infinite numbers",
     "keys": "its tensors did not have the names of the model's",
     "shape": "a tensor did not have the shape of the model's",
@@ -129,6 +140,7 @@ _ABSENCES = {
     "late": "it did not answer before the deadline",
     "crashed": "its process ended during the step",
     "unreachable": "it could not be reached",
+    "refused": "it could not read the question",
 }
 
 
@@ -142,6 +154,8 @@ def explain_counter(name: str) -> str:
         return f"A site gave no answer and the round continued without it: {_ABSENCES.get(reason, reason)}."
     if group == "failed":
         why = CATALOGUE.get(reason, "").rstrip(".") or reason
+        if reason == UNKNOWN_CODE:
+            why = "with a code that fedshift does not have"
         return f"A step failed at a site ({why[:1].lower()}{why[1:]}); the site's log has the details."
     if name == "clipped.updates":
         return "An update was larger than the site's policy allows and was clipped before it left the site."

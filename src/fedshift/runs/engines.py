@@ -98,7 +98,7 @@ def connect_nvflare(config: RunConfig, run: str, say: Callable[[str], None]) -> 
     link = Link(coordinator, [person.name for person in roles.sites])
     try:
         engine = Nvflare(link, run, [_survey_spec(person, config) for person in roles.sites], None)
-        found = survey_sites(engine, [person.name for person in roles.sites])
+        found = survey_sites(engine, [person.name for person in roles.sites], quorum=config.quorum)
         status = Status(coordinator.status_file)
         for site, facts in found.items():
             status.note(site, "answered", version=facts.version)

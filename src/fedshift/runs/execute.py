@@ -145,11 +145,14 @@ class _Execution:
         sites = [person.name for person in self.roles.sites] + ([self.roles.home.name] if self.roles.home else [])
         self.fed.round = memory.round if memory else 0
         described = agree(self.fed, sites, rewind_to=self.fed.round)
+        for site, why in sorted(self.fed.left_out.items()):
+            self.progress.message(f"{site} is left out of this run: what it said of itself was refused ({why})")
         sizes = {site: found.sizes["train"] for site, found in described.items()}
         labelled = [site for site, found in described.items() if "train" in found.labelled]
         require_training_data(self.prepared, sizes, labelled)
-        self.validated = tuple(s for s in self.roles.validation if "val" in described[s].labelled)
-        self.tested = tuple(s for s in self.roles.tested if "test" in described[s].labelled)
+        has_labels = {(site, split) for site, found in described.items() for split in found.labelled}
+        self.validated = tuple(site for site in self.roles.validation if (site, "val") in has_labels)
+        self.tested = tuple(site for site in self.roles.tested if (site, "test") in has_labels)
         memory = memory or self._start(described)
         self._restore_counts(memory)
         rounds = self.plan.training.rounds
@@ -189,12 +192,12 @@ class _Execution:
                 self.progress.message(f"{site}: {found.dark} 16-bit images are nearly black (see fedshift check-data)")
                 memory.counters["dark.files"] = memory.counters.get("dark.files", 0) + found.dark
         for site in self._unlabelled():
-            if "train" in described[site].labelled:
+            if site in described and "train" in described[site].labelled:
                 self.progress.message(f"{site}: its training labels are not used, only its inputs are")
         for site in self.roles.tested:
-            if site not in self.tested:
+            if site in described and site not in self.tested:
                 self.progress.message(f"{site} has no labels in a test split: it is not scored")
-            else:
+            elif site in described:
                 self.progress.message(_scored_on(site, described[site].sizes))
         for attack in self.config.attack:
             self.progress.message(f"attack: {attack}")
@@ -293,18 +296,10 @@ class _Execution:
 
     def _results(self, memory: Memory, digest: str, described: Mapping[str, Described]) -> dict[str, Any]:
         history = memory.history
-        scored = [site for site in self.tested if site in history[-1].test and site in chosen_round(history).test]
+        per_target = {site: found for site in self.tested if (found := _under_rules(history, site))}
         for site in self.tested:
-            if site not in scored:
+            if site not in per_target:
                 self.progress.message(f"{site} did not answer when the last or the chosen round was scored: no score")
-        per_target = {
-            site: {
-                "last": history[-1].test[site],
-                "source_val": chosen_round(history).test[site],
-                "oracle": max(scores.test[site] for scores in history if site in scores.test),
-            }
-            for site in scored
-        }
         rules = ("last", "source_val", "oracle")
         headline_scores = (
             {rule: _mean(row[rule] for row in per_target.values()) for rule in rules} if per_target else {}
@@ -383,6 +378,15 @@ class _Execution:
     def _title(self) -> str:
         where = f"home {self.config.home}" if self.config.home else f"target {self.config.target or 'none'}"
         return f"{self.config.method} ({self.plan.setting}) on {self.prepared.dataset.name}, {where}"
+
+
+def _under_rules(history: list[Scores], site: str) -> dict[str, float]:
+    """A target's scores under the rules that choose a round; none where it gave no usable answer in one that counts."""
+    last, chosen = history[-1].test, chosen_round(history).test
+    if site not in last or site not in chosen:
+        return {}
+    oracle = max(scores.test[site] for scores in history if site in scores.test)
+    return {"last": last[site], "source_val": chosen[site], "oracle": oracle}
 
 
 def _scored_on(site: str, sizes: Mapping[str, int]) -> str:

@@ -45,16 +45,18 @@ def read_domains(prepared: Prepared) -> Prepared:
 
 def require_training_data(prepared: Prepared, sizes: Mapping[str, int], labelled: Collection[str]) -> None:
     """Everyone who must learn has training data, and those who learn with labels have labels. `sizes`: training samples
-    by site; `labelled`: domains (or sites) whose training data have labels."""
+    by site, without those that are left out of the run; `labelled`: domains (or sites) whose training data have labels.
+    """
     home = prepared.roles.home
-    for person in prepared.roles.everyone:
+    everyone = [person for person in prepared.roles.everyone if person.name in sizes]
+    for person in everyone:
         if sizes[person.name]:
             continue
         if prepared.plan.setting == "adapt" and person is home:
             raise InputError("data-empty", f"target {person.name!r} has no training data to adapt to")
         if person.role == "labelled":
             raise InputError("data-empty", f"site {person.name!r} has no training data")
-    for person in prepared.roles.everyone:
+    for person in everyone:
         # A pooled site is known by its domains on this machine, and by its own name to those who only asked it.
         is_known = person.name in labelled or all(name in labelled for name in person.domains)
         if person.role == "labelled" and not is_known:

@@ -10,11 +10,19 @@ if TYPE_CHECKING:  # Who only passes requests on, as a site's part of an externa
     from fedshift.federation.step import Request
 
 
+REASONS = frozenset({"late", "crashed", "unreachable", "refused"})
+
+
 @dataclass(frozen=True)
 class Failure:
-    """No answer came: `late`, `crashed`, `unreachable`."""
+    """No answer came, for one of `REASONS`: `refused` is a site that could not read the question."""
 
     reason: str
+
+    @classmethod
+    def told(cls, reason: object) -> Failure:
+        """What another machine gives as the reason; its own words go nowhere."""
+        return cls(reason if isinstance(reason, str) and reason in REASONS else "crashed")
 
 
 class Engine(Protocol):

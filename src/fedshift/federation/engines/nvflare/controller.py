@@ -15,6 +15,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import ReturnCode, Shareable
 from nvflare.apis.signal import Signal
 
+from fedshift.federation.engines import Failure
 from fedshift.federation.engines.nvflare.job import TASK
 from fedshift.federation.engines.workers import read_frame, write_frame
 
@@ -90,7 +91,9 @@ class Bridge(Controller):  # type: ignore[misc]
         elif isinstance(result, Shareable):
             outcome = "crashed"
             if result.get_return_code() == ReturnCode.OK and isinstance(result.get("body"), bytes):
-                outcome, body = str(result.get("outcome")), result["body"]
+                told = result.get("outcome")
+                outcome = "reply" if told == "reply" else Failure.told(told).reason
+                body = result["body"] if outcome == "reply" else b""
         task.client_tasks.clear()
         with self._writing, suppress(OSError, ValueError):
             assert self._replies is not None

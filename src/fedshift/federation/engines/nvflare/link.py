@@ -161,7 +161,7 @@ class _Bridge:
             if head["call"] != self._calls or head["site"] not in waiting:
                 continue  # Of an earlier question, after its deadline.
             waiting.remove(head["site"])
-            yield head["site"], body if head["outcome"] == "reply" else Failure(head["outcome"])
+            yield head["site"], body if head["outcome"] == "reply" else Failure.told(head["outcome"])
 
     def close(self) -> None:
         for end in (self._link, self._listening):
