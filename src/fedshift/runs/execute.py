@@ -178,9 +178,12 @@ class _Execution:
                 self.progress.message(f"{site}: its training labels are not used, only its inputs are")
         for site in self.roles.tested:
             if site not in self.tested:
-                self.progress.message(f"{site} has no labels in a test split: it is not scored")
+                self.progress.message(f"{site} {_unscored('test', described[site].sizes)}")
             else:
                 self.progress.message(_scored_on(site, described[site].sizes))
+        for site in self.roles.validation:
+            if site not in self.validated and described[site].sizes["val"]:
+                self.progress.message(f"{site} {_unscored('val', described[site].sizes)}")
         for attack in self.config.attack:
             self.progress.message(f"attack: {attack}")
         return memory
@@ -355,6 +358,12 @@ class _Execution:
     def _title(self) -> str:
         where = f"home {self.config.home}" if self.config.home else f"target {self.config.target or 'none'}"
         return f"{self.config.method} ({self.plan.setting}) on {self.prepared.dataset.name}, {where}"
+
+
+def _unscored(split: str, sizes: Mapping[str, int]) -> str:
+    """Why a site is not scored. It does not tell how many of its samples have labels."""
+    few = f", or fewer labelled ones than its policy.min_samples ({sizes[split]} samples in all)" * bool(sizes[split])
+    return f"has no labels in a {split} split{few}: it is not scored"
 
 
 def _scored_on(site: str, sizes: Mapping[str, int]) -> str:

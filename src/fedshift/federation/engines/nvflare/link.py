@@ -25,6 +25,8 @@ from fedshift.federation.engines.workers import read_frame, write_frame
 _PATIENCE = 30.0
 """Seconds that sites may take to appear before a run starts without them, that is, not at all."""
 _JOB_START = 120.0
+_REASONS = ("refused", "late", "crashed", "unreachable")
+"""What a site may say instead of an answer. Anything else from there is not shown to anybody."""
 _STARTS = 3
 """A site may go between being seen and being part of the job: so often is a job started to have all of them."""
 
@@ -161,7 +163,8 @@ class _Bridge:
             if head["call"] != self._calls or head["site"] not in waiting:
                 continue  # Of an earlier question, after its deadline.
             waiting.remove(head["site"])
-            yield head["site"], body if head["outcome"] == "reply" else Failure(head["outcome"])
+            reason = head["outcome"] if head["outcome"] in _REASONS else "crashed"
+            yield head["site"], body if head["outcome"] == "reply" else Failure(reason)
 
     def close(self) -> None:
         for end in (self._link, self._listening):
