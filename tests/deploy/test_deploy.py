@@ -262,7 +262,7 @@ def test_the_coordinator_cannot_say_where_a_site_reads_or_writes(tmp_path: Path)
 )
 def test_a_part_of_the_wrong_form_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
     settings = SiteSettings("north", "/data", "fedshift.runs.worker", policy={"max_image_size": 512})
-    with pytest.raises(ValueError, match="part|coordinator|pixels"):
+    with pytest.raises(ValueError, match=r"part|coordinator|pixels"):
         worker_setup(settings, tmp_path, "0123abcd", PART | change, None)
 
 

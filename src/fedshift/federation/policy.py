@@ -93,6 +93,20 @@ class Policy:
     def check_plan(self, plan: Plan) -> None:
         """Refuses a plan that asks for what this site does not take part in, or whose numbers make no sense."""
         training, model = plan.training, plan.model
+        rates = (training.lr, training.lr_min, training.momentum, training.weight_decay, training.backbone_lr_factor)
+        whole = (
+            (training.rounds, 0, MOST_ROUNDS),
+            (training.batch_size, 1, _MOST),
+            (plan.threads, 1, _MOST_THREADS),
+            (plan.seed, -(2**63), 2**64),
+            *((size, 1, _MOST) for size in model.input_shape),
+        )
+        if (
+            not all(low <= value <= high for value, low, high in whole)
+            or not all(math.isfinite(rate) and rate >= 0 for rate in rates)
+            or not (math.isfinite(training.local_epochs) and 0 < training.local_epochs <= MOST_ROUNDS)
+        ):
+            raise SiteError("message-invalid", "a number of the plan is out of range")
         if self.methods is not None and plan.method not in self.methods:
             raise SiteError("site-policy", f"the site's policy does not list the method {plan.method!r}")
         if training.rounds > self.max_rounds:
@@ -108,20 +122,6 @@ class Policy:
             raise SiteError(
                 "site-policy", f"images of {model.input_shape} are above policy.max_image_size={self.max_image_size}"
             )
-        rates = (training.lr, training.lr_min, training.momentum, training.weight_decay, training.backbone_lr_factor)
-        whole = (
-            (training.rounds, 0, MOST_ROUNDS),
-            (training.batch_size, 1, _MOST),
-            (plan.threads, 1, _MOST_THREADS),
-            (plan.seed, -(2**63), 2**64),
-            *((size, 1, _MOST) for size in model.input_shape),
-        )
-        if (
-            not all(low <= value <= high for value, low, high in whole)
-            or not all(math.isfinite(rate) and rate >= 0 for rate in rates)
-            or not (math.isfinite(training.local_epochs) and 0 < training.local_epochs <= MOST_ROUNDS)
-        ):
-            raise SiteError("message-invalid", "a number of the plan is out of range")
 
     def check_questions(self, count: int) -> None:
         if count > self.max_questions:
