@@ -39,6 +39,7 @@ CATALOGUE: dict[str, str] = {
     "deploy-port": "The port of the coordinator's server is in use.",
     "server-offline": "The coordinator's server does not answer, or ended.",
     "not-allowed": "The server or a site does not allow this to the user who asked.",
+    "ledger-broken": "A site's ledger was changed, or lines of it are missing.",
     "message-invalid": "A message could not be decoded or does not match its declared type.",
 }
 

@@ -209,19 +209,61 @@ def test_a_site_that_differs_is_named(change: dict[str, Any], code: str, says: s
     assert caught.value.code == code and says in caught.value.message and "south" in caught.value.message
 
 
+READING: dict[str, Any] = {"image_size": None, "task": None, "classes": None}
+PART: dict[str, Any] = {
+    "role": "labelled",
+    "domains": ["north"],
+    "reading": READING,
+    "train_cap": None,
+    "train_share": 1.0,
+    "copies": [],
+}
+
+
 def test_the_coordinator_cannot_say_where_a_site_reads_or_writes(tmp_path: Path) -> None:
-    settings = SiteSettings("north", "/data", "fedshift.runs.worker", policy={"min_samples": 50})
-    reading = {"image_size": None, "label_column": None, "task": None, "classes": None}
-    part = {"role": "labelled", "domains": ["north"], "reading": reading, "train_cap": None, "train_share": 1.0}
-    part["copies"] = []
-    (spec,) = worker_setup(settings, tmp_path, "0123abcd", part, None)["specs"]
-    assert spec["source"]["data_dir"] == "/data" and spec["policy"] == {"min_samples": 50}
+    rules = {"min_samples": 50, "label_column": "stage"}
+    settings = SiteSettings("north", "/data", "fedshift.runs.worker", policy=rules)
+    (spec,) = worker_setup(settings, tmp_path, "0123abcd", PART, None)["specs"]
+    assert spec["source"]["data_dir"] == "/data" and spec["policy"] == rules
+    assert spec["source"]["label_column"] == "stage" and spec["is_remote"] is True
     assert Path(spec["folder"]).parent == tmp_path / "runs"
-    for run_id in ("../../etc", "", "0123ABCD", "0123abcd/.."):
+    for run_id in ("../../etc", "", "0123ABCD", "0123abcd/..", "0123abcd\n", 12345678, None):
         with pytest.raises(ValueError, match="not the name of a run"):
-            worker_setup(settings, tmp_path, run_id, part, None)
-    with pytest.raises(ValueError, match="not where"):
-        worker_setup(settings, tmp_path, "0123abcd", part | {"reading": reading | {"data_dir": "/etc"}}, None)
+            worker_setup(settings, tmp_path, run_id, PART, None)
+    for key in ("data_dir", "label_column", "name"):
+        with pytest.raises(ValueError, match="not where data is"):
+            worker_setup(settings, tmp_path, "0123abcd", PART | {"reading": READING | {key: "x"}}, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"role": "coordinator"},
+        {"domains": []},
+        {"domains": "north"},
+        {"domains": ["north", "north"]},  # A domain pooled with itself seems to have twice as many samples.
+        {"domains": [1]},
+        {"train_cap": True},
+        {"train_cap": -1},
+        {"train_cap": 1.5},
+        {"train_share": 0},
+        {"train_share": float("nan")},
+        {"train_share": 2},
+        {"copies": [{"domain": "a", "train_share": 1.0}, {"domain": "a", "train_share": 1.0}]},
+        {"copies": [{"domain": "a", "train_share": 1.0, "folder": "/"}]},
+        {"copies": [[]]},
+        {"reading": {**READING, "image_size": True}},
+        {"reading": {**READING, "image_size": 4096}},
+        {"reading": {**READING, "classes": "ab"}},
+        {"policy": {"min_samples": 1}},
+        {"attacks": []},
+    ],
+    ids=str,
+)
+def test_a_part_of_the_wrong_form_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    settings = SiteSettings("north", "/data", "fedshift.runs.worker", policy={"max_image_size": 512})
+    with pytest.raises(ValueError, match=r"part|coordinator|pixels"):
+        worker_setup(settings, tmp_path, "0123abcd", PART | change, None)
 
 
 def test_every_command_of_the_walk_exists() -> None:

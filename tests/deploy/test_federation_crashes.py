@@ -76,7 +76,7 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 def rounds_in_ledger(loopback: Loopback, site: str, out: Path) -> set[int]:
     ledger = loopback.kit(site) / "runs" / (out / ".identity").read_text() / "ledger.jsonl"
-    return {row["round"] for row in map(json.loads, ledger.read_text().splitlines()) if row["kind"] == "weights"}
+    return {row["round"] for row in map(json.loads, ledger.read_text().splitlines()) if row.get("kind") == "weights"}
 
 
 def test_a_killed_child_costs_its_reply_and_a_killed_site_comes_back(loopback: Loopback, tmp_path: Path) -> None:

@@ -106,7 +106,6 @@ def test_every_configuration_key_is_explained() -> None:
     page = (ROOT / "docs/configuration.md").read_text()
     keys = [name for name in RunConfig.model_fields if name not in ("hyper", "given")]
     assert [key for key in keys if f"`{key}`" not in page] == []
-    page = (ROOT / "docs/privacy.md").read_text()
     assert [field.name for field in fields(Policy) if f"`policy.{field.name}`" not in page] == []
 
 

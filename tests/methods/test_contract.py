@@ -300,6 +300,7 @@ def test_only_declared_fields_leave_a_site(method: str, usual: dict[str, Any]) -
         (row["step"], row["field"], row["kind"])
         for ledger in ledgers
         for row in map(json.loads, ledger.read_text().splitlines())
+        if row["event"] == "left"
     }
     assert ledgers and left <= declared
 

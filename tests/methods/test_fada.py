@@ -143,7 +143,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch, fed: Any, shifts: dict[str, float]
         for site, shift in shifts.items():
             moved = {key: value + shift if key.endswith(("weight", "bias")) else value for key, value in model.items()}
             features = {FEATURES: torch.rand_like(expect["features"].like[FEATURES])}
-            replies.add(site, Trained(moved, features, samples, 0.0), 1)
+            exchanges = fada.full_exchanges(samples, fed.plan, Hyper())
+            replies.add(site, Trained(moved, features, exchanges, 0.0), 1)
         return replies
 
     monkeypatch.setattr(fed, "ask", ask)
@@ -239,7 +240,8 @@ def test_a_round_exchanges_as_often_as_an_epoch_has_batches(
     samples: list[int], epochs: float, together: int, expected: int
 ) -> None:
     plan: Any = SimpleNamespace(training=SimpleNamespace(local_epochs=epochs, batch_size=16))
-    assert fada.exchanges_of(samples, plan, Hyper(sync_batches=together)) == expected
+    wanted = [fada.full_exchanges(count, plan, Hyper(sync_batches=together)) for count in samples]
+    assert fada.exchanges_of(wanted) == expected
 
 
 def test_a_site_sends_the_features_of_its_batches(open_federation: Any) -> None:
@@ -250,7 +252,7 @@ def test_a_site_sends_the_features_of_its_batches(open_federation: Any) -> None:
     first, again, other = (
         fed.ask(("amber",), fada.train, each=each, model=state.model, exchange=number)["amber"] for number in (0, 0, 1)
     )
-    assert first.features[FEATURES].shape == (32, base.backbone.out_features) and first.samples == 48
+    assert first.features[FEATURES].shape == (32, base.backbone.out_features) and first.exchanges == 2
     assert torch.equal(first.features[FEATURES], again.features[FEATURES])
     assert not torch.equal(first.features[FEATURES], other.features[FEATURES])
 
@@ -289,9 +291,9 @@ def test_features_are_declared_counted_and_can_be_forbidden(tiny_data: Path, tmp
     keys = COMMON | {"data_dir": tiny_data, "rounds": 1}
     results = run(make_config(keys), tmp_path / "run")
     rows = [json.loads(line) for line in (tmp_path / "run/sites/blue/ledger.jsonl").read_text().splitlines()]
-    left = [row for row in rows if row["kind"] == "features"]
+    left = [row for row in rows if row.get("kind") == "features"]
     assert [(row["values"], row["bytes"]) for row in left] == [(16 * 64, 4 * 16 * 64)] * 3  # 48 samples
-    model_bytes = sum(row["bytes"] for row in rows if row["field"] == "model")
+    model_bytes = sum(row["bytes"] for row in rows if row.get("field") == "model")
     payload = 3 * (model_bytes + 3 * 4 * 16 * 64)
     assert payload < results["bytes"]["up"] < 1.02 * payload
 

@@ -32,7 +32,14 @@ BANK = 5
 def federation(data: Path, folder: Path, **changes: Any) -> tuple[FedDG, State, Federation]:
     """The method, its first state, and a federation of amber, blue and coral in round 1."""
     values = {"method": "feddg", "target": "dim", "data_dir": data, "arch": "digits-copa", "workers": 0}
-    values |= {"rounds": 3, "batch_size": 16, "lr": 0.02, "train_per_site": 12, "feddg": {"bank": BANK, "alpha": 0.15}}
+    values |= {
+        "rounds": 3,
+        "batch_size": 16,
+        "lr": 0.02,
+        "train_per_site": 12,
+        "policy": {"min_samples": 2},
+        "feddg": {"bank": BANK, "alpha": 0.15},
+    }
     prepared = planning.prepare(make_config(values | changes))
     fed = planning.open_federation(prepared, folder)
     fed.begin(1)
@@ -131,7 +138,7 @@ def test_only_the_window_of_a_few_images_leaves_a_site(tiny_data: Path, tmp_path
         assert list(release.spectra) == [AMPLITUDES]
         assert release.spectra[AMPLITUDES].shape == (BANK, 3, 5, 5)
     rows = [json.loads(line) for line in (tmp_path / "blue" / "ledger.jsonl").read_text().splitlines()]
-    assert [(row["kind"], row["values"]) for row in rows] == [("spectra", BANK * 3 * 25)]
+    assert [(row["kind"], row["values"]) for row in rows if row["event"] == "left"] == [("spectra", BANK * 3 * 25)]
 
 
 def test_a_site_with_few_images_repeats_them(tiny_data: Path, tmp_path: Path) -> None:
@@ -150,7 +157,8 @@ def test_spectra_are_exchanged_once_and_kept_at_the_sites(tiny_data: Path, tmp_p
         before = fed.learning.down
         state = method.round(state, fed)
         down.append(fed.learning.down - before)
-    steps = [json.loads(line)["step"] for line in (tmp_path / "blue" / "ledger.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "blue" / "ledger.jsonl").read_text().splitlines()]
+    steps = [row["step"] for row in rows if row["event"] == "asked"]
     assert steps.count("feddg.lend_spectra") == 1 and steps[0] == "feddg.lend_spectra"
     assert down[0] > down[1] + 3 * 2 * BANK * 75 * 4
     [kept] = (tmp_path / "blue" / "state").glob("spectra@*.safetensors")
@@ -182,11 +190,12 @@ def test_a_site_that_lost_its_spectra_is_sent_them_again(tiny_data: Path, tmp_pa
 
 
 def test_a_policy_that_forbids_spectra_is_obeyed(tiny_data: Path, tmp_path: Path) -> None:
-    policy = {"allow": ["weights", "count", "metric"]}
+    policy = {"min_samples": 2, "allow": ["weights", "count", "metric"]}
     method, state, fed = federation(tiny_data, tmp_path, policy=policy)
     with pytest.raises(SiteError, match=r"step feddg\.lend_spectra: 0 of 3 sites"):
         method.round(state, fed)
-    assert not (tmp_path / "blue" / "ledger.jsonl").exists()
+    rows = [json.loads(line) for line in (tmp_path / "blue" / "ledger.jsonl").read_text().splitlines()]
+    assert [(row["event"], row.get("code")) for row in rows] == [("asked", None), ("answered", "site-policy")]
 
 
 def test_table_rows_are_refused(tiny_data: Path, tmp_path: Path) -> None:

@@ -48,7 +48,10 @@ def test_sites_are_asked_in_the_first_rounds_only(tiny_data: Path, tmp_path: Pat
     keys = COMMON | {"data_dir": tiny_data, "batch_size": 16, "rounds": 4, "shot": {"source_rounds": 0.5}}
     run(make_config(keys), tmp_path / "run")
     ledger = [json.loads(line) for line in (tmp_path / "run/sites/amber/ledger.jsonl").read_text().splitlines()]
-    assert [row["round"] for row in ledger if row["step"] == "shot.train_source" and row["field"] == "model"] == [1, 2]
+    assert [row["round"] for row in ledger if row["step"] == "shot.train_source" and row.get("field") == "model"] == [
+        1,
+        2,
+    ]
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert {row["round"] for row in rows if row["name"] == "train_loss"} == {1, 2}
     assert {row["round"] for row in rows if row["name"] == "adaptation_loss"} == {3, 4}

@@ -1,4 +1,4 @@
-"""`fedshift audit`: attacks, carried out on your own data."""
+"""`fedshift audit`: attacks, carried out on your own data, and what sites have let out."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fedshift.errors import InputError
 if TYPE_CHECKING:
     from fedshift.audit.leakage import Message
 
-audit_app = typer.Typer(help="Attack your own federation to see what leaks.", no_args_is_help=True)
+audit_app = typer.Typer(help="See what leaks from your own federation, and what left it.", no_args_is_help=True)
 
 
 @audit_app.callback()
 def audit() -> None:
-    """Attack your own federation to see what leaks."""
+    """See what leaks from your own federation, and what left it."""
 
 
 @audit_app.command()
@@ -73,6 +73,29 @@ def leakage(
     sheet = leakage_sheet(found)
     console.print(f"\n{found.dataset}, site {found.site}, {found.arch}: {sheet.title}\n{text(sheet)}")
     console.print(f"picture: {picture}\nnumbers: {picture.with_suffix('.json')}")
+
+
+@audit_app.command()
+def ledger(
+    folder: Annotated[Path, typer.Argument(help="The folder of a site, of a run, or a site's kit.")],
+) -> None:
+    """Verify the ledgers in a folder and sum up what they list; exit code 2 if one was changed."""
+    from rich.console import Console
+
+    from fedshift.audit.ledger import audit_ledger, find_ledgers
+    from fedshift.cli.show import show_ledger
+
+    broken: list[InputError] = []
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for path in find_ledgers(folder):
+        try:
+            show_ledger(console, audit_ledger(path))
+        except InputError as error:
+            broken.append(error)
+            console.print(f"{path}: BROKEN. {error.message}\n")
+    if broken:
+        more = f" ({len(broken) - 1} more are broken)" if len(broken) > 1 else ""
+        raise InputError(broken[0].code, broken[0].message + more)
 
 
 def _message(text: str) -> Message:

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedshift.audit.cost import TOLERANCE, Cost, Part, Sent, SiteCost
+from fedshift.audit.ledger import LedgerAudit
 from fedshift.bench.publish import caption
 from fedshift.bench.run import FailedJob
 from fedshift.bench.suite import SuiteResult
@@ -31,6 +32,29 @@ from fedshift.runs.card import skipped_throughout
 
 _SHOWN = 10
 """At most this many unreadable files and duplicates are named; the counts include all."""
+
+
+def show_ledger(console: Console, found: LedgerAudit) -> None:
+    """`fedshift audit ledger`: what one site was asked, and what left it, by kind."""
+    asked = sum(found.questions.values())
+    steps = ", ".join(f"{step or '(unreadable)'} x{count}" for step, count in sorted(found.questions.items()))
+    console.print(
+        f"{found.path}: whole, {found.lines:,} lines from {found.first or 'never'} to {found.last or 'never'}\n"
+        f"{asked:,} questions, {found.answers:,} answers ({byte_size(found.answer_bytes)}),"
+        f" {asked - found.answers:,} without an answer\nsteps asked for: {steps or 'none'}"
+    )
+    if found.codes:
+        console.print("refused or failed: " + ", ".join(f"{code} x{n}" for code, n in sorted(found.codes.items())))
+    table = Table(box=HORIZONTALS)
+    table.add_column("kind")
+    for name in ("releases", "values", "bytes", "rounds"):
+        table.add_column(name, justify="right")
+    for kind, total in sorted(found.kinds.items()):
+        table.add_row(kind, f"{total.releases:,}", f"{total.values:,}", f"{total.bytes:,}", f"{len(total.rounds):,}")
+    console.print(table)
+    if found.behind:
+        console.print(f"The site was stopped while it wrote: {found.behind} lines are newer than the ledger's head.")
+    console.print(f"SHA-256 of the last line: {found.head}\n")
 
 
 def show_results(results: Mapping[str, Any], folder: Path) -> None:

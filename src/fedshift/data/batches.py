@@ -41,11 +41,25 @@ class _Inputs:
         self.is_image = split.inputs.ndim == 4
         small = split.inputs.nbytes <= _IN_MEMORY_BYTES
         self._memory = torch.from_numpy(np.array(split.inputs)) if small else None
+        self.forget_use()
 
     def __len__(self) -> int:
         return len(self._split)
 
+    def forget_use(self) -> None:
+        self._gathered = torch.zeros(len(self), dtype=torch.bool)
+        self._left_over = torch.zeros(len(self), dtype=torch.bool)
+
+    @property
+    def gathered(self) -> int:
+        return int(self._gathered.sum())
+
+    @property
+    def drawn(self) -> int:
+        return int((self._gathered | self._left_over).sum())
+
     def gather(self, index: Tensor) -> Tensor:
+        self._gathered[index] = True
         kept = self._memory
         rows = torch.from_numpy(self._split.inputs[index.numpy()]) if kept is None else kept[index]
         # The bytes stay in the order (h, w, 3): torch's channels_last, in which convolutions are fastest.
@@ -72,25 +86,47 @@ class _Inputs:
         orders = [torch.randperm(count, generator=rng.child("pass", number).torch()) for number in numbers]
         return torch.cat(orders)[first - numbers.start * count : last - numbers.start * count]
 
-    @staticmethod
-    def cut(order: Tensor, size: int) -> Iterator[Tensor]:
+    def cut(self, order: Tensor, size: int) -> Iterator[Tensor]:
         for index in torch.split(order, size):
             if len(index) > 1 or len(order) == 1:
                 yield index
+            else:
+                self._left_over[index] = True
 
     def in_order(self, size: int) -> Iterator[Tensor]:
         yield from torch.split(torch.arange(len(self)), size)
 
 
-class UnlabelledData:
+class _Data:
+    """What labelled and unlabelled data have in common: how much of them was used."""
+
+    _inputs: _Inputs
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    @property
+    def used(self) -> int:
+        """How many different samples have been drawn since the step began. One that was left over alone counts, as a
+        part of the pass that drew it."""
+        return self._inputs.drawn
+
+    @property
+    def seen(self) -> int:
+        """How many different samples have been handed out since the step began."""
+        return self._inputs.gathered
+
+    def forget_use(self) -> None:
+        """Begins to count anew."""
+        self._inputs.forget_use()
+
+
+class UnlabelledData(_Data):
     """The inputs of a split whose labels are unknown or hidden from the method."""
 
     def __init__(self, split: Split, device: torch.device) -> None:
         self._inputs = _Inputs(split)
         self._device = device
-
-    def __len__(self) -> int:
-        return len(self._inputs)
 
     def batches(
         self, size: int, rng: Rng, epochs: float = 1, augment: Augment | None = None
@@ -123,7 +159,7 @@ class UnlabelledData:
             yield UnlabelledBatch(self._inputs.gather(index).to(self._device), index)
 
 
-class LabelledData:
+class LabelledData(_Data):
     """The inputs and labels of a split. At a poisoned site (`poison` > 0) that share of every training batch has wrong
     labels out of `classes`."""
 
@@ -134,9 +170,6 @@ class LabelledData:
         self._inputs = _Inputs(split)
         self._labels = torch.from_numpy(np.array(split.labels, dtype=np.int64))
         self._device = device
-
-    def __len__(self) -> int:
-        return len(self._inputs)
 
     def batches(
         self, size: int, rng: Rng, epochs: float = 1, augment: PairAugment | None = None

@@ -7,7 +7,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,12 @@ from fedshift.federation.engines.nvflare.settings import SiteSettings
 from fedshift.federation.policy import Policy
 from fedshift.federation.site import SiteSpec
 from fedshift.federation.survey import look
+from fedshift.methods import METHODS
 from fedshift.runs.config import read_config
 from fedshift.runs.planning import WORKER
 
 _CONNECT_SECONDS = 10.0
+_ALWAYS_TOLD = ("allow", "min_samples", "clip_norm", "noise")
 _NOTICE_SECONDS = 10.0
 """How much longer than its limit a server may take to notice that a site is gone."""
 
@@ -63,9 +65,20 @@ def read_policy(path: Path | None) -> Policy:
         if key not in known:
             raise InputError("config-key", f"{path}: unknown policy key {key!r}. {nearest(str(key), known)}")
     try:
-        return codec.restore(Policy, codec.plain(Policy()) | values, "policy")
+        policy = codec.restore(Policy, codec.plain(Policy()) | values, "policy")
     except FedshiftError as error:
         raise InputError("config-value", f"{path}: {error.message}") from error
+    for name in policy.methods or ():
+        # Methods of the modules in `imports` are not known before these are imported.
+        if not policy.imports and name not in METHODS:
+            raise InputError("config-value", f"{path}: methods: no method {name!r}. {nearest(name, METHODS)}")
+    return policy
+
+
+def _own_policy(options: SiteOptions) -> Policy:
+    """The rules of the site's file, with what the command line says of its data."""
+    policy = read_policy(options.policy)
+    return policy if options.label_column is None else replace(policy, label_column=options.label_column)
 
 
 def check_site(folder: Path, options: SiteOptions) -> list[Check]:
@@ -73,7 +86,9 @@ def check_site(folder: Path, options: SiteOptions) -> list[Check]:
     checks = [_checked("kit", lambda: _kit_line(folder))]
     site = SiteKit.read(folder).site if checks[0].ok else None
     if site:
-        checks.append(_checked("data", lambda: _data_line(site, options)))
+        # Without a policy that can be read, the data are checked under the defaults; the next line tells of the policy.
+        policy = _own_policy(options) if _checked("policy", lambda: _policy_line(options.policy)).ok else Policy()
+        checks.append(_checked("data", lambda: _data_line(site, options, policy)))
     checks.append(_checked("policy", lambda: _policy_line(options.policy)))
     if site:
         checks.append(_checked("connection", lambda: _connection_line(SiteKit.read(folder))))
@@ -85,8 +100,8 @@ def start_site(folder: Path, options: SiteOptions, tell: Callable[[str], None] =
     the coordinator may still be away: the site waits for it."""
     kit = SiteKit.read(folder)
     _kit_line(folder)
-    policy = read_policy(options.policy)
-    _data_line(kit.site, options)
+    policy = _own_policy(options)
+    _data_line(kit.site, options, policy)
     harden_site(kit.folder)
     data = str(options.data.resolve()) if options.data else None
     SiteSettings(kit.site, data, WORKER, options.dataset, codec.plain(policy), options.device).write(kit.folder)
@@ -148,11 +163,11 @@ def _valid_until(kit: SiteKit) -> datetime:
     return certificate.not_valid_after_utc
 
 
-def _data_line(site: str, options: SiteOptions) -> str:
+def _data_line(site: str, options: SiteOptions, policy: Policy) -> str:
     if options.data is None and options.dataset is None:
         raise InputError("data-missing", "say where the site's data is: --data DIR")
-    source = DataSource(options.dataset, options.data, options.image_size, options.label_column)
-    found = look(SiteSpec(site, "held-out", source, (site,), Path()))
+    source = DataSource(options.dataset, options.data, options.image_size, policy.label_column)
+    found = look(SiteSpec(site, "held-out", source, (site,), Path(), policy, is_remote=True))
     classes = f"{len(found.classes)} classes ({', '.join(found.classes[:6])}{', ...' * (len(found.classes) > 6)})"
     return f"{found.task or 'no labels'}, {classes if found.classes else 'classes come from the others'}"
 
@@ -160,7 +175,9 @@ def _data_line(site: str, options: SiteOptions) -> str:
 def _policy_line(path: Path | None) -> str:
     policy = read_policy(path)
     shown: dict[str, Any] = codec.plain(policy)
-    return ", ".join(f"{key} {value}" for key, value in shown.items()) + ("" if path else " (defaults)")
+    usual = codec.plain(Policy())
+    told = {key: value for key, value in shown.items() if key in _ALWAYS_TOLD or value != usual[key]}
+    return ", ".join(f"{key} {value}" for key, value in told.items()) + ("" if path else " (defaults)")
 
 
 def _connection_line(kit: SiteKit) -> str:

@@ -1,41 +1,140 @@
-"""A site's own record of all that left it, and its log of what went wrong there."""
+"""A site's own record of all that it was asked and all that left it, and its log of what went wrong there."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from fedshift.errors import FedshiftError, InputError
+from fedshift.federation import codec
 from fedshift.federation.releases import Release, kinds
+
+LEDGER, HEAD = "ledger.jsonl", "ledger.head"
+ORIGIN = "0" * 64
+"""What stands for the line before the first."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """How far a ledger is: its lines and bytes, the SHA-256 of the last line, and how many questions it lists. Kept in
+    a file of its own, so that lines which are cut off at the end are missed."""
+
+    lines: int = 0
+    bytes: int = 0
+    sha256: str = ORIGIN
+    questions: int = 0
 
 
 class Ledger:
-    """`ledger.jsonl` (one line a field that left: round, step, field, kind, values, bytes) and `site.log`."""
+    """`ledger.jsonl` (a line for each question, each field that left and each answer) and `site.log`. Each line holds
+    the SHA-256 of the line before it: one that is changed, added or removed later breaks the chain.
+
+    A line is written before what it tells of happens: no step runs before its question is listed, and no byte leaves
+    before its answer is.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def record(self, round: int, step: str, release: Release) -> None:
-        lines = [
-            json.dumps(
-                {"round": round, "step": step, "field": field, "kind": kind.name} | _size(getattr(release, field))
-            )
-            for field, kind in kinds(type(release)).items()
+    def asked(self, step: str, round: int, nonce: str, body: bytes) -> int:
+        """Lists a question; returns how many there have been."""
+        return self._append(
+            [_event("asked", step, round) | {"nonce": nonce, "bytes": len(body), "sha256": _sha256(body)}]
+        )
+
+    def answered(
+        self, step: str, round: int, release: Release | None, code: str | None, seconds: str, clipped: int, data: bytes
+    ) -> None:
+        """Lists an answer, `data` as it leaves: each released field, then all else that crosses with them."""
+        left = [
+            _event("left", step, round) | {"field": field, "kind": kind.name} | _size(getattr(release, field))
+            for field, kind in (kinds(type(release)) if release is not None else {}).items()
         ]
-        self._append("ledger.jsonl", lines)
+        told = {"code": code, "seconds": seconds, "clipped": clipped, "bytes": len(data), "sha256": _sha256(data)}
+        self._append([*left, _event("answered", step, round) | told])
 
     def log(self, text: str) -> None:
-        self._append("site.log", [f"{datetime.now(UTC).isoformat(timespec='seconds')} {text}"])
+        self._write("site.log", f"{_now()} {text}\n")
 
-    def _append(self, name: str, lines: list[str]) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / name).open("a") as file:
-            file.write("".join(line + "\n" for line in lines))
+    def _append(self, events: Sequence[Mapping[str, Any]]) -> int:
+        head = self._head()
+        lines = []
+        for event in events:
+            line = json.dumps({"time": _now(), **event, "prev": head.sha256})
+            lines.append(line + "\n")
+            head = dataclasses.replace(
+                head,
+                lines=head.lines + 1,
+                bytes=head.bytes + len(line) + 1,
+                sha256=_sha256(line.encode()),
+                questions=head.questions + (event["event"] == "asked"),
+            )
+        self._write(LEDGER, "".join(lines))
+        try:
+            # Not flushed to the disk each time: a head that is behind is made again from the lines.
+            temporary = self._folder / f".{HEAD}.{os.getpid()}"
+            temporary.write_text(json.dumps(dataclasses.asdict(head)))
+            temporary.replace(self._folder / HEAD)
+        except OSError as error:
+            raise _unwritable(self._folder / HEAD, error) from error
+        return head.questions
+
+    def _head(self) -> Head:
+        """Where to go on. Lines without a head were written by a process that was killed before it wrote the head.
+        After lines that were cut off, the chain goes on from the head and so shows the gap."""
+        path = self._folder / LEDGER
+        size = path.stat().st_size if path.exists() else 0
+        known = read_head(self._folder) or Head()
+        return head_of(path.read_bytes()) if size > known.bytes else known
+
+    def _write(self, name: str, text: str) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with (self._folder / name).open("ab", buffering=0) as file:
+                file.write(text.encode())
+        except OSError as error:
+            raise _unwritable(self._folder / name, error) from error
+
+
+def read_head(folder: Path) -> Head | None:
+    """The head beside a ledger; None if there is none that can be read."""
+    try:
+        return codec.restore(Head, json.loads((folder / HEAD).read_text()))
+    except (OSError, ValueError, RecursionError, FedshiftError):
+        return None
+
+
+def head_of(ledger: bytes) -> Head:
+    """The head that belongs to the lines of a ledger."""
+    lines = ledger.splitlines()
+    questions = sum(b'"event": "asked"' in line for line in lines)
+    return Head(len(lines), len(ledger), _sha256(lines[-1]) if lines else ORIGIN, questions)
+
+
+def _event(name: str, step: str, round: int) -> dict[str, Any]:
+    return {"event": name, "round": round, "step": step}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError("disk", f"cannot write {path}: {error.strerror or error}. Nothing leaves a site unlisted.")
 
 
 def _size(value: Any) -> dict[str, int]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, get_type_hints
+from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
 from torch import Tensor
 
@@ -39,7 +39,13 @@ Features = Annotated[
         "features", "a network's feature vectors of single samples, by which these can be recognised or partly redrawn"
     ),
 ]
+SINGLE_SAMPLES = ("spectra", "features")
+"""Kinds that show single samples. A policy that does not allow them by name does not let them out."""
 Facts = Annotated[Mapping[str, Any], Kind("facts", "sizes, class names and versions, agreed before the first round")]
+
+_ALL: tuple[Any, ...] = (Weights, Statistics, Counts, Count, Tally, Metric, Spectra, MixtureTerms, Features, Facts)
+KINDS: tuple[str, ...] = tuple(get_args(declared)[1].name for declared in _ALL)
+"""The names of all kinds, as policies list them."""
 
 
 @dataclass(frozen=True)

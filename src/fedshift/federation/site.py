@@ -3,7 +3,11 @@ learning, `Evaluated` for scoring only. Between rounds a site keeps its own stat
 
 from __future__ import annotations
 
+import json
+import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +20,10 @@ from fedshift._version import __version__
 from fedshift.data.attacks import Attack, spoiled
 from fedshift.data.batches import LabelledData, UnlabelledData
 from fedshift.data.domain import VOID, Dataset, DataSource, Domain, Split
+from fedshift.data.registry import survey
 from fedshift.errors import FedshiftError, InputError, SiteError
 from fedshift.federation import codec
+from fedshift.federation.engines.workers import MOST_ROUNDS
 from fedshift.federation.plan import Plan
 from fedshift.federation.policy import Policy
 from fedshift.federation.sealed import damaged, read_tensor_file, unseal, write_sealed
@@ -26,6 +32,7 @@ from fedshift.rng import Rng
 # The coordinator may fall back to the checkpoint before its last: the site must still have that round's state.
 _KEPT_VERSIONS = 3
 _STATE_FORMAT = 1
+_NAME_OF_STATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 class SiteStore:
@@ -37,10 +44,13 @@ class SiteStore:
 
     def load(self, name: str) -> Any | None:
         """The newest version, or None."""
+        _require_name(name)
         versions = self._versions().get(name)
         return read_state(versions[max(versions)]) if versions else None
 
     def save(self, name: str, tree: Any, round: int) -> None:
+        _require_name(name)
+        _require_round(round)
         about = {"format": _STATE_FORMAT, "name": name, "round": round}
         write_sealed(self._folder / f"{name}@{round}.safetensors", tree, about)
         versions = self._versions()[name]
@@ -50,6 +60,7 @@ class SiteStore:
     def rewind(self, round: int) -> None:
         """Forgets everything written after `round`, which is what an interrupted attempt at a later round left behind,
         and checks what stays."""
+        _require_round(round)
         for versions in self._versions().values():
             for number, path in versions.items():
                 if number > round:
@@ -85,8 +96,19 @@ def read_state(path: Path) -> Any:
         raise damaged(path, error) from error
 
 
+def _require_name(name: str) -> None:
+    if type(name) is not str or not _NAME_OF_STATE.fullmatch(name):
+        raise FedshiftError("message-invalid", f"{name!r} cannot name a site's state: use letters, digits, - and _")
+
+
+def _require_round(round: int) -> None:
+    if type(round) is not int or not 0 <= round <= MOST_ROUNDS:
+        raise FedshiftError("message-invalid", f"{round!r} is not a round")
+
+
 Role = Literal["labelled", "unlabelled", "held-out"]
 H = TypeVar("H")
+D = TypeVar("D", LabelledData, UnlabelledData)
 
 
 @dataclass(frozen=True)
@@ -104,6 +126,8 @@ class SiteSpec:
     `role` is what methods may do here: learn with labels, learn without, or nothing (held out for scoring).
     `train_cap` keeps that many training samples, `train_share` that fraction, both chosen by the seed. `copies` were
     given to this site beforehand, by methods that move data (`About.data`). `attacks` are played by it, for studies.
+    With `is_remote` the coordinator is somebody else, and nothing it says is trusted. `secret` is the file with the
+    site's own key, which noise is made from; without one it is in `folder`.
     """
 
     name: str
@@ -117,6 +141,28 @@ class SiteSpec:
     device: str = "cpu"
     copies: tuple[Copied, ...] = ()
     attacks: tuple[Attack, ...] = ()
+    is_remote: bool = False
+    secret: Path | None = None
+
+    def read_secret(self) -> bytes:
+        """The site's own key, made when it is first needed."""
+        path = self.secret or self.folder / "secret"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Linked into place whole: of two processes that make one at the same time, both read the same.
+            fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+            if not path.exists():
+                fresh.touch(0o600, exist_ok=False)
+                fresh.write_bytes(secrets.token_bytes(32))
+                with suppress(FileExistsError):
+                    path.hardlink_to(fresh)
+                fresh.unlink()
+            key = path.read_bytes()
+        except OSError as error:
+            raise InputError("disk", f"cannot read or write {path}: {error.strerror or error}") from error
+        if len(key) != 32:
+            raise InputError("deploy-kit", f"{path} is damaged: delete it, and a new one is made")
+        return key
 
     @property
     def poison(self) -> float:
@@ -147,6 +193,25 @@ class Site:
         self.device = torch.device(spec.device)
         self.min_samples = spec.policy.min_samples
         self._poison = spec.poison
+        self._data: list[LabelledData | UnlabelledData] = []
+
+    def begin(self, round: int) -> None:
+        """A step begins: what it uses is counted from here on."""
+        self.round = round
+        for data in self._data:
+            data.forget_use()
+
+    def seen(self) -> int:
+        """How many different samples the step was given: of several sets of data, the least of any that it used."""
+        return min((data.seen for data in self._data if data.seen), default=0)
+
+    def used(self) -> int:
+        """The same of the samples that were drawn, as sites tell it."""
+        return min((data.used for data in self._data if data.used), default=0)
+
+    def _counted(self, data: D) -> D:
+        self._data.append(data)
+        return data
 
     @property
     def lr(self) -> float:
@@ -159,7 +224,8 @@ class Site:
     def _labelled(self, split: Split, name: str) -> LabelledData:
         if split.labels is None:
             raise SiteError("method-needs", f"site {self.name!r} has no labels in its {name} split")
-        return LabelledData(split, self.device, self._poison if name == "train" else 0.0, len(self._classes))
+        poison = self._poison if name == "train" else 0.0
+        return self._counted(LabelledData(split, self.device, poison, len(self._classes)))
 
 
 class Labelled(Site):
@@ -179,7 +245,7 @@ class Unlabelled(Site):
 
     @cached_property
     def train(self) -> UnlabelledData:
-        return UnlabelledData(self._domain.train.without_labels(), self.device)
+        return self._counted(UnlabelledData(self._domain.train.without_labels(), self.device))
 
 
 class WithSource(Unlabelled):
@@ -196,17 +262,28 @@ class WithTargets(Labelled):
 
     @cached_property
     def targets(self) -> dict[str, UnlabelledData]:
-        return {name: UnlabelledData(copy.without_labels(), self.device) for name, copy in self._copies.items()}
+        return {
+            name: self._counted(UnlabelledData(copy.without_labels(), self.device))
+            for name, copy in self._copies.items()
+        }
 
     @cached_property
     def combined(self) -> UnlabelledData:
         """All clients' data as one."""
         inputs = np.concatenate([copy.inputs for copy in self._copies.values()])
-        return UnlabelledData(Split(inputs, None), self.device)
+        return self._counted(UnlabelledData(Split(inputs, None), self.device))
 
 
 class Evaluated(Site):
     """A site for scoring: the labels of its val and test splits, nothing that is trained on."""
+
+    def begin(self, round: int) -> None:
+        self._data.clear()  # Parts of splits are made anew for each step.
+        super().begin(round)
+
+    def seen(self) -> int:
+        """How many samples were scored: those of all parts, which have none in common."""
+        return sum(data.seen for data in self._data)
 
     def split(self, name: Literal["val", "test"]) -> Iterator[LabelledData]:
         """A split in its parts: they may be too large to be put together in memory."""
@@ -218,6 +295,8 @@ class Evaluated(Site):
         """What the site has, in sizes and names."""
         domain = self._domain
         splits = {"train": [domain.train], "val": [domain.val], "test": [domain.test, *domain.rest]}
+        # A split with too few labelled samples cannot be scored, so it is as if it had no labels.
+        least = {"train": 1, "val": self.min_samples, "test": self.min_samples}
         labels = [part.labels for parts in splits.values() for part in parts if part.labels is not None]
         shape = domain.train.inputs.shape[1:]
         return {
@@ -225,11 +304,56 @@ class Evaluated(Site):
             "classes": list(self._classes),
             "input_shape": [shape[2], shape[0], shape[1]] if len(shape) == 3 else list(shape),
             "sizes": {name: sum(map(len, parts)) for name, parts in splits.items()},
-            "labelled": [name for name, parts in splits.items() if any(len(p) for p in parts if p.labels is not None)],
+            "labelled": [
+                name
+                for name, parts in splits.items()
+                if sum(len(part) for part in parts if part.labels is not None) >= least[name]
+            ],
             "skipped": len(domain.skipped),
             "dark": len(domain.dark),
             "highest_label": max((int(np.max(part, initial=0, where=part != VOID)) for part in labels), default=-1),
         }
+
+
+_MOST_CLASSES, _MOST_CLASSES_OF_TABLES = 1000, 100
+
+
+def require_nameable_classes(source: DataSource, policy: Policy) -> None:
+    """Refuses data whose class names the site's own file does not let out: more than `max_classes`, names that are not
+    in `classes`, or names that fewer than `min_samples` samples of a domain have. An administrator who lists a rare
+    class, in `classes` or in `classes.txt`, has decided that it may be told."""
+    if source.name is not None:
+        return  # The class list of a published data set is public.
+    found = survey(source)
+    is_table = bool(found.columns)
+    most = policy.max_classes or (_MOST_CLASSES_OF_TABLES if is_table else _MOST_CLASSES)
+    names = found.form.classes
+    if len(names) > most:
+        raise SiteError(
+            "site-policy",
+            f"the data has {len(names)} classes and the site's policy allows {most} (policy.max_classes): is the label"
+            " column the right one?",
+        )
+    labelled = [part for part in found.domains if part.task is not None]
+    if policy.classes is not None and labelled:
+        unlisted = sorted(set(names) - set(policy.classes))
+        if unlisted:
+            raise SiteError(
+                "site-policy",
+                f"the data has classes that policy.classes does not list: {', '.join(map(repr, unlisted[:6]))}",
+            )
+        return
+    if found.has_class_file:
+        return
+    for part in labelled:
+        for name, count in (part.class_counts() or {}).items():
+            if 0 < count < policy.min_samples:
+                raise SiteError(
+                    "site-policy",
+                    f"class {name!r} has {count} samples in {part.name}, fewer than policy.min_samples"
+                    f" ({policy.min_samples}), so its name does not leave the site: add samples, or list all classes in"
+                    " policy.classes",
+                )
 
 
 _VIEWS: dict[type[Site], tuple[Role, ...]] = {
@@ -255,14 +379,24 @@ def kept_samples(count: int, cap: int | None, share: float) -> int:
 class SiteHost:
     """A site's own side of the door: it opens the data once and hands out views of it."""
 
-    def __init__(self, spec: SiteSpec, plan: Plan, open_dataset: Callable[[DataSource], Dataset]) -> None:
+    def __init__(
+        self,
+        spec: SiteSpec,
+        plan: Plan,
+        open_dataset: Callable[[DataSource], Dataset],
+        steps: frozenset[str] | None = None,
+    ) -> None:
+        """`steps`: the only ones that may be asked for; None: every one that is known here."""
         self.spec = spec
         self.plan = plan
+        self.steps = steps
         self._open_dataset = open_dataset
         self._views: dict[type[Site], Site] = {}
 
     @cached_property
     def dataset(self) -> Dataset:
+        if self.spec.is_remote:
+            require_nameable_classes(self.spec.source, self.spec.policy)
         return self._open_dataset(self.spec.source)
 
     @cached_property
@@ -288,6 +422,12 @@ class SiteHost:
             for copy in self.spec.copies
         }
 
+    @cached_property
+    def agreement(self) -> str:
+        """SHA-256 of the plan and of this site's part in it: the same question under another plan is another one."""
+        told = [codec.plain(self.plan), codec.plain(replace(self.spec, policy=Policy()))]
+        return codec.sha256(json.dumps(told, sort_keys=True).encode())
+
     def view(self, kind: type[Site], round: int) -> Site:
         """The view of `kind`. Views are kept between rounds, so that data becomes tensors once."""
         copies = self.copies if issubclass(kind, WithSource | WithTargets) else None
@@ -299,7 +439,7 @@ class SiteHost:
         if kind not in self._views:
             self._views[kind] = kind(self.spec, self.plan, self.domain, self.dataset.classes, round, copies)
         view = self._views[kind]
-        view.round = round
+        view.begin(round)
         return view
 
     def _as_scored(self, part: Domain) -> Domain:

@@ -8,16 +8,20 @@ import time
 import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedshift.errors import FedshiftError, SiteError
 from fedshift.federation import codec
+from fedshift.federation.engines.workers import question_head
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.releases import Release, kinds
 from fedshift.federation.site import Evaluated, Site, SiteHost, SiteSpec
+from fedshift.files import write_atomically
 from fedshift.rng import Rng
 
 R = TypeVar("R", bound=Release)
@@ -77,32 +81,69 @@ class Request:
         return {"site": self.site, "step": self.step, "round": self.round, "nonce": self.nonce}
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a step releases, under the site's policy. `seconds` is the time it took when it was computed."""
+
+    release: Release
+    clipped: int = 0
+    seconds: str | None = None
+
+
 def answer(host: SiteHost, request: Request, *, debug: bool = False) -> bytes:
     """Runs a step at its site and packs what may leave."""
-    return pack_answer(host.spec, request, lambda: _run(host, request), debug=debug)
+    run = _run_once if host.spec.is_remote else _run
+    return pack_answer(host.spec, request, lambda: run(host, request), debug=debug)
 
 
-def pack_answer(
-    spec: SiteSpec, request: Request, work: Callable[[], tuple[Release, int]], *, debug: bool = False
-) -> bytes:
+_UNREADABLE = {"step": "", "round": 0, "nonce": ""}
+"""Stands for the head of a question that could not be read: nothing of it is repeated."""
+
+
+def pack_answer(spec: SiteSpec, request: Request, work: Callable[[], Outcome], *, debug: bool = False) -> bytes:
     """What `work` releases, recorded in the site's ledger and packed. An exception's text stays in the site's own log:
     only its code crosses. With `debug` (one process, one user) it is raised instead, naming step, site and round."""
     started = time.perf_counter()
-    envelope: dict[str, Any] = request.head | {"site": spec.name}
+    ledger = Ledger(spec.folder)
+    head: dict[str, Any] = {"site": spec.name, **_UNREADABLE}
+    outcome: Outcome | None = None
+    code: str | None = None
     try:
-        release, clipped = work()
-        envelope |= {"code": None, "release": release, "clipped": clipped}
-        data = codec.pack(envelope | {"seconds": _duration(started)})
-        Ledger(spec.folder).record(request.round, request.step, release)
-        return data
+        wrong = _wrong_with(request, spec)
+        if wrong is None:
+            head = question_head(request.head)
+        asked = ledger.asked(head["step"], head["round"], head["nonce"], request.body)
+        if wrong is not None:
+            raise FedshiftError("message-invalid", wrong)
+        spec.policy.check_questions(asked)
+        outcome = work()
+        # Packed here, so that what cannot be packed is the step's failure.
+        answered = {"code": None, "release": outcome.release, "clipped": outcome.clipped}
+        seconds = outcome.seconds or _duration(started)
+        data = codec.pack(head | answered | {"seconds": seconds})
     except Exception as error:
         if debug:
-            error.add_note(f"in step {request.step} at site {spec.name!r}, round {request.round}")
+            error.add_note(f"in step {head['step']} at site {spec.name!r}, round {head['round']}")
             raise
         text = error.message if isinstance(error, FedshiftError) else traceback.format_exc()
-        Ledger(spec.folder).log(f"round {request.round}, step {request.step}: {text}")
+        ledger.log(f"round {head['round']}, step {head['step']}: {text}")
         code = error.code if isinstance(error, FedshiftError) else "site-failed"
-        return codec.pack(envelope | {"code": code, "release": None, "seconds": _duration(started)})
+        outcome, seconds = None, _duration(started)
+        data = codec.pack(head | {"code": code, "release": None, "seconds": seconds})
+    release, clipped = (outcome.release, outcome.clipped) if outcome else (None, 0)
+    ledger.answered(head["step"], head["round"], release, code, seconds, clipped, data)
+    return data
+
+
+def _wrong_with(request: Request, spec: SiteSpec) -> str | None:
+    """Why a question is not answered, whatever it asks."""
+    try:
+        head = question_head(request.head)
+    except ValueError as error:
+        return str(error)
+    if head["site"] != spec.name:
+        return "the question is for another site"
+    return None if type(request.body) is bytes else "the question has no body"
 
 
 def _duration(started: float) -> str:
@@ -110,23 +151,127 @@ def _duration(started: float) -> str:
     return f"{time.perf_counter() - started:012.3f}"
 
 
-def _run(host: SiteHost, request: Request) -> tuple[Release, int]:
+class KeptAnswers:
+    """What a site has answered in the last round that it was asked in, as files `<round>-<question>`.
+
+    A question is its step, round and payload under the plan. Asked again, it gets the very same answer: a step may
+    have changed the site's state, so that to run it twice would give a second, different look at the same samples.
+
+    Rounds only go forward. To go on after an interruption, the coordinator says `rewind_to` in the handshake. Then the
+    state is that of the earlier round too, and running the steps again gives the same weights and, because noise is
+    made from these, the same noise. Another payload, after an interruption or not, may be legitimate (sites may have
+    been missing the first time; scoring asks for several models). It is another question, gives nothing that a further
+    round would not, counts towards the policy's `max_questions`, and is in the ledger.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def load(self, round: int, question: str) -> Any | None:
+        path = self._path(round, question)
+        return codec.unpack(path.read_bytes()) if path.exists() else None
+
+    def save(self, round: int, question: str, tree: Any) -> None:
+        write_atomically(self._path(round, question), codec.pack(tree))
+        for path, of in self._rounds().items():
+            if of < round:
+                path.unlink(missing_ok=True)
+
+    def rewind(self, round: int) -> None:
+        for path, of in self._rounds().items():
+            if of > round:
+                path.unlink(missing_ok=True)
+
+    @property
+    def round(self) -> int:
+        """The last round that was answered in."""
+        return max(self._rounds().values(), default=0)
+
+    def _path(self, round: int, question: str) -> Path:
+        return self._folder / f"{round}-{question}.safetensors"
+
+    def _rounds(self) -> dict[Path, int]:
+        return {path: int(path.name.partition("-")[0]) for path in self._folder.glob("*-*.safetensors")}
+
+
+def _run_once(host: SiteHost, request: Request) -> Outcome:
+    """The outcome of a question that may have been asked before."""
+    kept = KeptAnswers(host.spec.folder / "answers")
+    known, payload = _read(host, request)
+    if "rewind_to" in known.payload:
+        outcome = _run(host, request)
+        kept.rewind(payload["rewind_to"])  # Once the step has accepted it.
+        return outcome
+    if request.round < kept.round:
+        raise SiteError(
+            "site-policy",
+            f"asked for round {request.round} after round {kept.round}: only the handshake of a resumed run goes back",
+        )
+    question = codec.sha256(f"{host.agreement} {request.step} {request.round} ".encode() + request.body)
+    before = kept.load(request.round, question)
+    if before is not None:
+        release = codec.restore(known.release, before["release"])
+        return Outcome(release, before["clipped"], before["seconds"])
+    started = time.perf_counter()
+    outcome = _run(host, request)
+    outcome = replace(outcome, seconds=_duration(started))
+    kept.save(
+        request.round, question, {"release": outcome.release, "clipped": outcome.clipped, "seconds": outcome.seconds}
+    )
+    return outcome
+
+
+def _read(host: SiteHost, request: Request) -> tuple[Step[Any], dict[str, Any]]:
+    """The step that is asked for and its arguments, in the types that it declares."""
+    host.spec.policy.check_plan(host.plan)
     known = STEPS.get(request.step)
-    if known is None:
-        raise SiteError("step-unknown", f"this site has no step {request.step!r}")
+    if known is None or (host.steps is not None and known.name not in host.steps):
+        raise SiteError("step-unknown", f"this site has no step {request.step!r} for {host.plan.method}")
+    if request.round > host.plan.training.rounds:
+        raise FedshiftError("message-invalid", f"round {request.round} of {host.plan.training.rounds}")
     payload = codec.unpack(request.body)
     if not isinstance(payload, dict) or set(payload) != set(known.payload):
         raise FedshiftError("message-invalid", f"{request.step} takes {sorted(known.payload)}")
-    arguments = {key: codec.restore(hint, payload[key], key) for key, hint in known.payload.items()}
+    return known, {key: codec.restore(hint, payload[key], key) for key, hint in known.payload.items()}
+
+
+def _run(host: SiteHost, request: Request) -> Outcome:
+    known, arguments = _read(host, request)
+    received = dict(arguments)
+    policy = host.spec.policy
     site = host.view(known.view, request.round)
     if not known.scores_only:
-        host.spec.policy.check_samples(len(host.domain.train))
+        policy.check_samples(len(host.domain.train))
     rng = Rng.of(host.plan.seed, request.round, host.spec.name, request.step)
     if "rng" in inspect.signature(known.run).parameters:
         arguments["rng"] = rng
-    with isolated_randomness(rng), fixed_threads(host.plan.threads):
+    with isolated_randomness(rng), fixed_threads(host.plan.threads), counted_steps() as steps:
         release = known.run(site, **arguments)
-    return host.spec.policy.apply(release, arguments)
+    policy.check_used(site.seen(), steps[0], type(release))
+    release, clipped = policy.apply(_with_used_counts(release, site.used()), received, host.spec.read_secret)
+    return Outcome(release, clipped)
+
+
+def _with_used_counts(release: Release, used: int) -> Release:
+    """The release, in which no count of samples is above how many were used."""
+    counted = [field for field, kind in kinds(type(release)).items() if kind.name == "count"]
+    too_many = {field: used for field in counted if getattr(release, field) > used}
+    return replace(release, **too_many) if too_many else release
+
+
+@contextlib.contextmanager
+def counted_steps() -> Iterator[list[int]]:
+    """A list whose only number is how many steps optimisers have taken inside."""
+    count = [0]
+
+    def add(*_: Any) -> None:
+        count[0] += 1
+
+    handle = register_optimizer_step_post_hook(add)
+    try:
+        yield count
+    finally:
+        handle.remove()
 
 
 @contextlib.contextmanager

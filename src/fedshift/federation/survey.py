@@ -19,8 +19,8 @@ from fedshift.federation.engines import Engine, Failure
 from fedshift.federation.federation import needed_answers, tell_absent
 from fedshift.federation.handshake import require_same_version, restored, shown
 from fedshift.federation.releases import Facts, Release
-from fedshift.federation.site import Evaluated, SiteSpec
-from fedshift.federation.step import Request, Step, pack_answer
+from fedshift.federation.site import Evaluated, SiteSpec, require_nameable_classes
+from fedshift.federation.step import Outcome, Request, Step, pack_answer
 
 MAX_CLOCK_DIFFERENCE = 300.0
 """Seconds. Certificates and the order of events in logs rely on clocks."""
@@ -52,7 +52,10 @@ class Found:
 def look(spec: SiteSpec) -> Found:
     """Runs at the site. Nothing is decoded, only listed."""
     # An empty class list stands for "not known yet": it is used only where the folder has no labels of its own.
-    dataset = open_dataset(replace(spec.source, task="classification", classes=()))
+    source = replace(spec.source, task="classification", classes=())
+    if spec.is_remote:
+        require_nameable_classes(source, spec.policy)
+    dataset = open_dataset(source)
     for name in spec.domains:
         if name not in dataset.domains:
             raise InputError(
@@ -76,10 +79,11 @@ SURVEY: Step[Surveyed] = Step("survey.look", look, Evaluated, Surveyed, {})  # t
 def answer_survey(spec: SiteSpec, request: Request) -> bytes:
     """A site's packed answer: under its policy and in its ledger, like everything that leaves it."""
 
-    def work() -> tuple[Release, int]:
+    def work() -> Outcome:
         if request.step != SURVEY.name:
             raise SiteError("step-unknown", "before there is a plan, a site can only be surveyed")
-        return spec.policy.apply(Surveyed(facts=codec.plain(look(spec))), {})
+        release, _ = spec.policy.apply(Surveyed(facts=codec.plain(look(spec))), {}, spec.read_secret)
+        return Outcome(release)
 
     return pack_answer(spec, request, work)
 

@@ -54,7 +54,7 @@ def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
     batches = site.train.batches(training.batch_size, rng, training.local_epochs, augmentation(site.plan))
     optimizer = sgd(site, net)
     loss = train_batches(batches, lambda b: cross_entropy(net(b.x), b.y), optimizer, training.precision)
-    return Trained(model=weights_of(net), samples=len(site.train), loss=loss)
+    return Trained(model=weights_of(net), samples=site.train.used, loss=loss)
 
 
 class Averaging:

@@ -138,7 +138,7 @@ def train(site: WithSource, model: Weights, rng: Rng) -> Trained:
     net, pair = _loaded(site, model)
     batches = ((source, [target]) for source, target in paired_batches(site, rng))
     loss, gap = train_mcd(net, [pair], batches, site, site.hyper(FedHyper).repeats)
-    return Trained(model=weights_of(net), samples=len(site.train), loss=loss, gap=gap)
+    return Trained(model=weights_of(net), samples=site.train.used, loss=loss, gap=gap)
 
 
 class FedMcd:

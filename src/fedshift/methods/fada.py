@@ -23,7 +23,7 @@ from fedshift.data.batches import LabelledBatch
 from fedshift.federation.checks import Between
 from fedshift.federation.federation import Federation, Replies
 from fedshift.federation.plan import Plan
-from fedshift.federation.releases import Count, Features, Metric, Release, Weights
+from fedshift.federation.releases import Features, Metric, Release, Tally, Weights
 from fedshift.federation.site import Labelled, Site, Unlabelled
 from fedshift.federation.step import Step, isolated_randomness, step
 from fedshift.functional.clusters import gap_statistic, kmeans
@@ -80,7 +80,7 @@ class State:
 class Trained(Release):
     model: Weights
     features: Features
-    samples: Count
+    exchanges: Tally
     loss: Metric
 
 
@@ -130,7 +130,14 @@ def train(site: Labelled, model: Weights, identifier: Weights, exchange: int, rn
     features = torch.cat(seen).cpu()
     # A site with fewer samples than a batch repeats its features: the coordinator expects a fixed shape.
     repeated = features[torch.arange(training.batch_size * hyper.sync_batches) % len(features)]
-    return Trained(model=weights_of(net), features={FEATURES: repeated}, samples=len(site.train), loss=loss)
+    exchanges = full_exchanges(len(site.train), site.plan, hyper)
+    return Trained(model=weights_of(net), features={FEATURES: repeated}, exchanges=exchanges, loss=loss)
+
+
+def full_exchanges(samples: int, plan: Plan, hyper: Hyper) -> int:
+    """As many exchanges as the local epochs of a source with so many samples have batches."""
+    batches = plan.training.local_epochs * samples / plan.training.batch_size
+    return max(1, math.ceil(batches / hyper.sync_batches))
 
 
 def _with_identifier(net: Network, weights: Weights, device: torch.device) -> nn.Module:
@@ -260,7 +267,7 @@ class Fada:
             expect = {"features": Between({FEATURES: template}, -LARGEST, LARGEST)}
             replies = fed.ask(fed.labelled, train, each=each, expect=expect, model=sent, exchange=exchange)
             if exchange == 0:
-                exchanges = exchanges_of([reply.samples for _, reply in replies], fed.plan, self.hyper)
+                exchanges = exchanges_of([reply.exchanges for _, reply in replies])
             met = fed.at_home(meet, side=side, sent=sent, replies=replies, exchange=exchange)
             if len(met.alpha) < len(replies):
                 fed.count("fada.unusable-model", len(replies) - len(met.alpha))
@@ -287,11 +294,10 @@ class Fada:
         return plain_network(plan)
 
 
-def exchanges_of(samples: Sequence[int], plan: Plan, hyper: Hyper) -> int:
-    """Exchanges per round: as many as a source's local epochs have batches. The median of the sources' sizes decides,
-    so that no single site can make a round endless."""
-    batches = plan.training.local_epochs * statistics.median_low(samples) / plan.training.batch_size
-    return max(1, math.ceil(batches / hyper.sync_batches))
+def exchanges_of(wanted: Sequence[int]) -> int:
+    """Exchanges per round, from what each source says that its data fill. The median decides, so that no single site
+    can make a round endless."""
+    return statistics.median_low(wanted)
 
 
 FADA = About(

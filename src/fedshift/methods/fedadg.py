@@ -209,7 +209,7 @@ def train(site: Labelled, model: Weights, generator: Weights, rng: Rng) -> Train
     return Trained(
         model=weights_of(net),
         generator=weights_of(maker),
-        samples=len(site.train),
+        samples=site.train.used,
         loss=float(total) / max(len(judge_losses), 1),
         discriminator_loss=float(torch.stack(judge_losses).mean()) if judge_losses else 0.0,
     )

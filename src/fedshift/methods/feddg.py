@@ -105,7 +105,7 @@ def train(site: Labelled, model: Weights, others: Tensor | None, rng: Rng) -> Tr
 
     batches = site.train.batches(training.batch_size, rng, training.local_epochs, augmentation(site.plan))
     loss = train_batches(batches, loss_of, sgd(site, net), training.precision)
-    return Trained(model=weights_of(net), samples=len(site.train), loss=loss)
+    return Trained(model=weights_of(net), samples=site.train.used, loss=loss)
 
 
 def other_looks(images: Tensor, bank: Tensor, generator: torch.Generator) -> Tensor:

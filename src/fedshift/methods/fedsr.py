@@ -137,7 +137,7 @@ def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
 
     batches = site.train.batches(training.batch_size, rng, training.local_epochs, augmentation(site.plan))
     loss = train_batches(batches, loss_of, sgd(site, net), training.precision)
-    return Trained(model=weights_of(net), samples=len(site.train), loss=loss)
+    return Trained(model=weights_of(net), samples=site.train.used, loss=loss)
 
 
 class FedSR:

@@ -125,7 +125,7 @@ def _train(
         return cross_entropy(net.scores(source, pair[0].x.shape[-2:]), pair[0].y) + weight * apart
 
     loss = train_batches(paired_batches(site, rng), loss_of, optimizer, training.precision)
-    return Trained(model=weights_of(net), samples=len(site.train), loss=loss, gap=mean_of(gaps))
+    return Trained(model=weights_of(net), samples=site.train.used, loss=loss, gap=mean_of(gaps))
 
 
 def _loaded(site: WithSource, model: Weights) -> Network:

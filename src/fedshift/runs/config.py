@@ -158,9 +158,17 @@ def make_config(values: Mapping[str, Any]) -> RunConfig:
         where = ".".join(str(part) for part in first["loc"]) or "configuration"
         raise InputError("config-value", f"{where}: {first['msg']} (got {first.get('input')!r})") from None
     _check_types(Policy, config.policy, "policy")
+    _check_policy(config.policy)
     _check_norm(config)
     RULES.find(config.aggregation)
     return config
+
+
+def _check_policy(policy: Mapping[str, Any]) -> None:
+    for key in ("label_column", "classes", "max_classes"):
+        if key in policy:
+            raise InputError("config-value", f"policy.{key} belongs into the file of a site on another machine")
+    Policy(**policy)  # Raises an error that names the key.
 
 
 def read_config(path: Path, code: str = "config-value") -> dict[str, Any]:

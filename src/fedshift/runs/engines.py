@@ -87,6 +87,10 @@ def connect_nvflare(config: RunConfig, run: str, say: Callable[[str], None]) -> 
     if config.policy and roles.home is None:
         # Where there is a home it is the home's; everybody else's is not the coordinator's to set.
         raise InputError("config-value", "policy: on other machines every site has a policy of its own; leave it out")
+    if config.label_column is not None and roles.home is None:
+        raise InputError(
+            "config-value", "label_column: on other machines every site's own file names its label column; leave it out"
+        )
     for person in roles.sites:
         if person.name not in coordinator.sites:
             raise InputError(

@@ -196,9 +196,12 @@ class _Execution:
                 self.progress.message(f"{site}: its training labels are not used, only its inputs are")
         for site in self.roles.tested:
             if site in described and site not in self.tested:
-                self.progress.message(f"{site} has no labels in a test split: it is not scored")
+                self.progress.message(f"{site} {_unscored('test', described[site].sizes)}")
             elif site in described:
                 self.progress.message(_scored_on(site, described[site].sizes))
+        for site in self.roles.validation:
+            if site in described and site not in self.validated and described[site].sizes["val"]:
+                self.progress.message(f"{site} {_unscored('val', described[site].sizes)}")
         for attack in self.config.attack:
             self.progress.message(f"attack: {attack}")
         return memory
@@ -387,6 +390,12 @@ def _under_rules(history: list[Scores], site: str) -> dict[str, float]:
         return {}
     oracle = max(scores.test[site] for scores in history if site in scores.test)
     return {"last": last[site], "source_val": chosen[site], "oracle": oracle}
+
+
+def _unscored(split: str, sizes: Mapping[str, int]) -> str:
+    """Why a site is not scored. It does not tell how many of its samples have labels."""
+    few = f", or fewer labelled ones than its policy.min_samples ({sizes[split]} samples in all)" * bool(sizes[split])
+    return f"has no labels in a {split} split{few}: it is not scored"
 
 
 def _scored_on(site: str, sizes: Mapping[str, int]) -> str:

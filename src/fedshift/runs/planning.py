@@ -25,6 +25,7 @@ from fedshift.federation.engines.workers import can_fork
 from fedshift.federation.federation import Federation, Rules
 from fedshift.federation.plan import ModelSpec, Plan, Training
 from fedshift.federation.policy import Policy
+from fedshift.federation.releases import KINDS
 from fedshift.federation.site import Copied, SiteHost, SiteSpec
 from fedshift.machine import keep_freed_memory
 from fedshift.methods import find_about, find_method
@@ -211,13 +212,19 @@ def _site_spec(person: Participant, prepared: Prepared, folder: Path) -> SiteSpe
         source=source,
         domains=person.domains,
         folder=folder / person.name,
-        policy=dataclasses.replace(Policy(), **config.policy),
+        policy=simulated_policy(config),
         train_cap=config.train_per_site,
         train_share=share.get(person.name, 1.0),
         device=config.device,
         copies=tuple(Copied(name, share.get(name, 1.0)) for name in person.copies),
         attacks=tuple(a for a in map(parse_attack, config.attack) if a.domain in person.domains),
     )
+
+
+def simulated_policy(config: RunConfig) -> Policy:
+    """The policy of sites that are played on one machine: the data are all the user's own, so that every kind may leave
+    unless `policy.allow` says otherwise. A site elsewhere has the policy of its own file."""
+    return dataclasses.replace(Policy(), **{"allow": KINDS, **config.policy})
 
 
 def _completed(config: RunConfig, dataset: Dataset, roles: Roles) -> RunConfig:

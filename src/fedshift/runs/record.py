@@ -78,7 +78,7 @@ class MetricRow(BaseModel):
 
 
 class LedgerLine(BaseModel):
-    """One field that left a site, once."""
+    """One field that left a site, once. Lines without `event` are of versions that listed nothing else."""
 
     round: Count
     step: str
@@ -344,14 +344,17 @@ def _read_ledgers(directory: RunDirectory) -> tuple[dict[str, tuple[LedgerLine, 
     ledgers: dict[str, tuple[LedgerLine, ...]] = {}
     broken = 0
     for path in sorted(directory.sites.glob("*/ledger.jsonl")):
-        lines = directory.read(path).decode(errors="replace").splitlines()
         whole = []
-        for line in lines:
+        for line in directory.read(path).decode(errors="replace").splitlines():
+            values = None
             with suppress(ValueError, RecursionError):
-                entry = _checked(LedgerLine, json.loads(line))
-                whole += [entry] if entry else []
+                values = json.loads(line)
+            if isinstance(values, dict) and values.get("event") in ("asked", "answered"):
+                continue
+            entry = _checked(LedgerLine, values)
+            whole += [entry] if entry else []
+            broken += entry is None
         ledgers[path.parent.name] = tuple(whole)
-        broken += len(lines) - len(whole)
     return ledgers, broken
 
 

@@ -10,14 +10,16 @@ from typing import Any
 
 from fedshift.data import open_dataset
 from fedshift.federation import codec
-from fedshift.federation.engines.workers import end_with_parent, serve
+from fedshift.federation.engines.workers import end_with_parent, question_head, serve
+from fedshift.federation.handshake import introduce
 from fedshift.federation.plan import Plan
-from fedshift.federation.releases import Release
 from fedshift.federation.site import SiteHost, SiteSpec
-from fedshift.federation.step import Request, answer, pack_answer
+from fedshift.federation.step import Outcome, Request, answer, pack_answer
 from fedshift.federation.survey import answer_survey
 from fedshift.machine import keep_freed_memory
 from fedshift.methods import find_method
+from fedshift.methods.evaluation import score
+from fedshift.methods.statistics import measure
 from fedshift.nn.archs import find_arch
 from fedshift.registry import allow_import, allow_only, import_module
 
@@ -35,9 +37,18 @@ def main() -> None:
             hosts.clear()
             hosts.update(_hosts(head["setup"]))
             return None
-        return lambda body: hosts[head["site"]](Request(body=body, **head))
+        return lambda body: _answer(hosts, head, body)
 
     serve(sys.stdin.buffer, replies, handle)
+
+
+def _answer(hosts: Mapping[str, Callable[[Request], bytes]], head: Mapping[str, Any], body: bytes) -> bytes:
+    """The answer of the site that is asked. A question for none of these is refused by the first."""
+    respond = hosts.get(str(head.get("site"))) or next(iter(hosts.values()))
+    try:
+        return respond(Request(body=body, **question_head(head)))
+    except ValueError:
+        return respond(Request("", "", 0, "", body))
 
 
 def _hosts(setup: Mapping[str, Any]) -> dict[str, Callable[[Request], bytes]]:
@@ -45,8 +56,9 @@ def _hosts(setup: Mapping[str, Any]) -> dict[str, Callable[[Request], bytes]]:
     specs = codec.restore(tuple[SiteSpec, ...], setup["specs"])
     if setup["plan"] is None:
         return {spec.name: partial(answer_survey, spec) for spec in specs}
-    plan = codec.restore(Plan, setup["plan"])
+    steps: frozenset[str] | None = None
     try:
+        plan = codec.restore(Plan, setup["plan"])
         if "imports" in setup:
             # On the user's own machine: the command that started the run named these modules.
             for module in setup["imports"]:
@@ -55,17 +67,21 @@ def _hosts(setup: Mapping[str, Any]) -> dict[str, Callable[[Request], bytes]]:
         else:
             # A coordinator elsewhere names a method: only what this site's own policy lists may be imported for it.
             allow_only([module for spec in specs for module in spec.policy.imports])
-        find_method(plan.method)  # Its steps are known from here on.
+        for spec in specs:
+            spec.policy.check_plan(plan)  # Before anything is imported for it.
+        method = find_method(plan.method)  # Its steps are known from here on.
         find_arch(plan.model.arch)
+        if "imports" not in setup:
+            steps = frozenset(step.name for step in (*method.steps, introduce, score, measure))
     except Exception as error:
         return {spec.name: partial(_refuse, spec, error) for spec in specs}
-    return {spec.name: partial(answer, SiteHost(spec, plan, open_dataset)) for spec in specs}
+    return {spec.name: partial(answer, SiteHost(spec, plan, open_dataset, steps)) for spec in specs}
 
 
 def _refuse(spec: SiteSpec, error: Exception, request: Request) -> bytes:
     """The answer of a site that cannot take part: the code of the error; its text stays in the site's own log."""
 
-    def work() -> tuple[Release, int]:
+    def work() -> Outcome:
         raise error
 
     return pack_answer(spec, request, work)

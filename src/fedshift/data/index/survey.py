@@ -12,7 +12,7 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedshift.data.decoding import DEFAULT_SIZE, common_size, fit_of
@@ -53,6 +53,8 @@ class Survey:
     warnings: tuple[str, ...]
     columns: tuple[str, ...] = ()
     shown_in: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    has_class_file: bool = False
+    """Whether the class list was written down, and not found in the data."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ def survey_folder(
         classes, code = listed_classes(lines)
         _refuse_unlisted_ids(domains, code)
     ignored = _ignored(sheets, "the data are images")
-    return survey_images(name, domains, image_size, classes, code, problems, ignored, agreed)
+    found = survey_images(name, domains, image_size, classes, code, problems, ignored, agreed)
+    return replace(found, has_class_file=lines is not None)
 
 
 def survey_images(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -26,6 +27,28 @@ if TYPE_CHECKING:
     from fedshift.federation.step import Request
 
 _LENGTH = struct.Struct("<Q")
+
+MOST_ROUNDS = 10**6
+
+
+def question_head(head: object) -> dict[str, Any]:
+    """The head of a question from anywhere, in exactly these types; ValueError if it is anything else.
+
+    What a site does with a question begins here: a worker is never handed a key more than these four, because one of
+    its frames (`setup`) tells it which data and which policy to use.
+    """
+    if type(head) is not dict or set(head) != {"site", "step", "round", "nonce"}:
+        raise ValueError("a question has a site, a step, a round and a nonce")
+    site, step, round, nonce = (head[key] for key in ("site", "step", "round", "nonce"))
+    if type(site) is not str or not 0 < len(site) <= 255:
+        raise ValueError("site is not a name")
+    if type(step) is not str or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.]{0,199}", step):
+        raise ValueError("step is not the name of a step")
+    if type(round) is not int or not 0 <= round <= MOST_ROUNDS:  # A bool is no number here.
+        raise ValueError(f"round is not a whole number from 0 to {MOST_ROUNDS}")
+    if type(nonce) is not str or not re.fullmatch(r"[0-9a-z]{1,64}", nonce):
+        raise ValueError("nonce is not a short word of digits and small letters")
+    return {"site": site, "step": step, "round": round, "nonce": nonce}
 
 
 class Worker(ABC):

@@ -78,7 +78,7 @@ def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
     optimizer = sgd(site, net)
     with lasting_momentum(net, optimizer, site, site.hyper(Hyper).choices().keep_momentum):
         loss = train_batches(batches, lambda b: cross_entropy(net(b.x), b.y), optimizer, training.precision)
-    return Trained(model=weights_of(net), samples=len(site.train), loss=loss)
+    return Trained(model=weights_of(net), samples=site.train.used, loss=loss)
 
 
 # --- Lines 7-17: at the target --------------------------------------------------------------------------------------

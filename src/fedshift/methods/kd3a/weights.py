@@ -35,7 +35,8 @@ def round_weights(
     if found.even_handed:
         fed.count("kd3a.nobody-useful")  # No score is above 0: all count as equal.
     if choices.target_share == "samples":
-        own = len(target.train) / (sum(counts) + len(target.train))
+        used = len(votes.supporters)  # As sites do, the target counts the samples of this round.
+        own = used / (sum(counts) + used)
     else:
         own = float((votes.supporters > 0).double().mean()) / (len(counts) + 1)
     weights = {target.name: own}

@@ -16,9 +16,25 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from fedshift.federation.engines.nvflare.settings import SiteSettings, worker_setup
-from fedshift.federation.engines.workers import SpawnedWorker
+from fedshift.federation.engines.workers import SpawnedWorker, question_head
 
 _ABORT_CHECK_SECONDS = 0.5
+_LONGEST_HEAD = 4 * 1024 * 1024
+_LONGEST_DEADLINE = 30 * 24 * 3600.0
+
+
+def read_question(text: object, body: object) -> tuple[dict[str, Any], bytes]:
+    """The head of a question and its body; ValueError for anything that is no question."""
+    if type(text) is not str or len(text) > _LONGEST_HEAD or type(body) is not bytes:
+        raise ValueError("a question is a text and bytes")
+    head = json.loads(text)
+    # `call` is the coordinator's own number for it, of no use here.
+    if type(head) is not dict or not {"run", "plan", "part", "request", "deadline"} == set(head) - {"call"}:
+        raise ValueError("a question has a run, a plan, a part, a request and a deadline")
+    deadline = head["deadline"]
+    if deadline is not None and not (type(deadline) in (int, float) and 0 < deadline <= _LONGEST_DEADLINE):
+        raise ValueError("deadline is not a number of seconds")
+    return head, body
 
 
 class SiteDoor(Executor):  # type: ignore[misc]
@@ -41,12 +57,12 @@ class SiteDoor(Executor):  # type: ignore[misc]
 
     def _answer(self, question: Shareable, kit: Path, abort_signal: Signal) -> tuple[str, bytes]:
         try:
-            head, body = json.loads(question["head"]), question["body"]
-            request, deadline = dict(head["request"]), head["deadline"]
             settings = SiteSettings.read(kit)
-            setup = json.dumps(worker_setup(settings, kit, head["run"], head["part"], head["plan"])).encode()
-            if request["site"] != settings.site or not isinstance(body, bytes):
+            head, body = read_question(question.get("head"), question.get("body"))
+            request, deadline = question_head(head["request"]), head["deadline"]
+            if request["site"] != settings.site:
                 raise ValueError("not for this site")
+            setup = json.dumps(worker_setup(settings, kit, head["run"], head["part"], head["plan"])).encode()
         # Whatever is wrong with a question stays here; only that it was refused goes back.
         except Exception:
             self.logger.exception("a question could not be read")
