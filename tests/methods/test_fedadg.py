@@ -222,7 +222,7 @@ def test_every_site_counts_the_same() -> None:
 
     replies = [("a", trained(0.0, 1)), ("b", trained(4.0, 99))]
     asked: dict[str, Any] = {"ask": lambda *_, **__: replies, "note": lambda *_: None}
-    fed: Any = SimpleNamespace(labelled=("a", "b"), average=weighted_mean, **asked)
+    fed: Any = SimpleNamespace(labelled=("a", "b"), average=lambda models, **_: weighted_mean(models()), **asked)
     after = FedADG(Hyper()).round(State({"w": torch.zeros(2)}, {"w": torch.zeros(2)}), fed)
     assert after.model["w"].tolist() == after.generator["w"].tolist() == [2.0, 2.0]
 

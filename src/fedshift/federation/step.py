@@ -15,6 +15,7 @@ import torch
 
 from fedshift.errors import FedshiftError, SiteError
 from fedshift.federation import codec
+from fedshift.federation.forgery import forged
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.releases import Release, kinds
 from fedshift.federation.site import Evaluated, Site, SiteHost, SiteSpec
@@ -126,7 +127,8 @@ def _run(host: SiteHost, request: Request) -> tuple[Release, int]:
         arguments["rng"] = rng
     with isolated_randomness(rng), fixed_threads(host.plan.threads):
         release = known.run(site, **arguments)
-    return host.spec.policy.apply(release, arguments)
+    release, clipped = host.spec.policy.apply(release, arguments)
+    return (release if known.scores_only else forged(release, arguments, host.spec.attacks, rng)), clipped
 
 
 @contextlib.contextmanager

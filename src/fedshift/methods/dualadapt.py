@@ -27,6 +27,7 @@ from fedshift.federation.releases import Metric, MixtureTerms, Release, Statisti
 from fedshift.federation.site import Labelled, Site, Unlabelled, WithTargets
 from fedshift.federation.step import Step, step
 from fedshift.functional.averaging import add_noise
+from fedshift.functional.robust import has_negative_variance
 from fedshift.functional.losses import cross_entropy, discrepancy, pseudo_label_loss
 from fedshift.functional.mixtures import (
     Among,
@@ -51,7 +52,6 @@ from fedshift.methods.clients import (
 )
 from fedshift.methods.cost import Formula
 from fedshift.methods.local import augmentation, sgd, train_batches, weights_of, with_weights
-from fedshift.methods.statistics import has_negative_variance
 from fedshift.nn.backbones.segmentation import with_light_head
 from fedshift.nn.network import Network, seeded_init
 from fedshift.nn.normalisation import STATISTICS, forgetting, remembering, statistics_of
@@ -380,10 +380,13 @@ class DualAdapt:
         like = self._statistics_like(found.extractor)
         replies = fed.ask(fed.targets, adapt, **now, source=source, expect={"statistics": like})  # line 4
         usable, mixtures = self._collect(replies, source, fed)
+        classifier_of = fed.clipped(
+            tuple(usable), lambda site: usable[site].classifier, dict.fromkeys(usable, found.classifier)
+        )
         # A client that gave no answer keeps its classifier and statistics, and is left out of the next Eq. (6).
         return State(
             **now,
-            local={**state.local, **{site: reply.classifier for site, reply in usable.items()}},
+            local={**state.local, **{site: classifier_of(site) for site in usable}},
             statistics={**state.statistics, **{site: reply.statistics for site, reply in usable.items()}},
             mixtures={site: vars(mixtures[site]) if source else {} for site in usable},
             axes=vars(source.axes) if source else {},
@@ -462,6 +465,7 @@ DUALADAPT = About(
     "Yao et al., WACV 2022",
     defaults={"local_epochs": 3.0},
     uses_statistics=True,
+    aggregation="clipped",
     counters=_COUNTERS,
     time_factor=3.0,
     cost=_COST,
@@ -476,6 +480,7 @@ FED_ORACLE = About(
     hyper={"mixtures": False},
     unsent=frozenset({"mixture"}),
     uses_statistics=True,
+    aggregation="clipped",
     counters=_COUNTERS,
     time_factor=6.0,
     cost=Formula(_COST.flops, {"F": 1}, {"G": 1, "F": 1}, _COST.published, note="DualAdapt without its mixtures."),

@@ -17,6 +17,7 @@ from fedshift.federation.federation import Federation
 from fedshift.federation.releases import Release, Statistics, Weights
 from fedshift.federation.site import Unlabelled
 from fedshift.federation.step import step
+from fedshift.functional.robust import has_negative_variance
 from fedshift.methods.base import SHARED
 from fedshift.methods.local import with_weights
 from fedshift.nn.normalisation import STATISTICS, remembering, statistics_of
@@ -54,10 +55,6 @@ def with_own_statistics(fed: Federation, models: Mapping[str, Weights]) -> Mappi
         else:
             own[site] = {**each[site]["model"], **reply.statistics}
     return own
-
-
-def has_negative_variance(statistics: Mapping[str, Tensor]) -> bool:
-    return any(key.endswith("running_var") and bool((value < 0).any()) for key, value in statistics.items())
 
 
 def _statistics(site: Unlabelled, model: Weights) -> dict[str, Tensor]:
