@@ -26,7 +26,7 @@ Rule = Callable[[Iterable[tuple[Mapping[str, Tensor], float]]], dict[str, Tensor
 @dataclass(frozen=True)
 class Gathered:
     """A round's models, for rules that have to see them more often than once. `models()` reads them one after another;
-    `weights` are in the same order. `since` is what the sites started from; None: the method has not said. `tell` counts
+    `weights` are in the same order. `since` is what sites started from; None: the method has not said. `tell` counts
     what was done to the model at a place."""
 
     models: robust.Models

@@ -182,11 +182,13 @@ class Federation:
 
         Rules may have to read the models several times: `models` is a function that reads them again; of an iterator,
         all are kept in memory. `since` is the model that the sites started from: without it, updates cannot be clipped.
-        `sites` names who sent them, for counters. Weights that sites have `stated` are capped; the method's own are not.
+        `sites` names who sent them, for counters. Weights that sites `stated` are capped; the method's own are not.
         """
         self.has_averaged = True
         rule = RULES.find(self.rules.aggregation)
-        read = models if callable(models) else list(models).__iter__ if isinstance(rule, RobustRule) else models.__iter__
+        read = (
+            models if callable(models) else list(models).__iter__ if isinstance(rule, RobustRule) else models.__iter__
+        )
         if not isinstance(rule, RobustRule):
             return rule(read())
         weights = []
@@ -212,8 +214,8 @@ class Federation:
     def clipped(
         self, sites: Sequence[str], model_of: Callable[[str], Weights], since: Mapping[str, Weights]
     ) -> Callable[[str], Weights]:
-        """`model_of` for methods that combine models in their own way: with `aggregation: clipped`, updates to what each
-        site started from (`since`) are clipped as in `average`."""
+        """`model_of` for methods that combine models in their own way: with `aggregation: clipped`, updates to what
+        each site started from (`since`) are clipped as in `average`."""
         if self.rules.aggregation != "clipped":
             return model_of
         for place, site in enumerate(sites):
@@ -229,8 +231,8 @@ class Federation:
         return lambda site: shortened(usable(site), since[site], factors[site])
 
     def believable(self, counts: Sequence[float], sites: Sequence[str]) -> list[float]:
-        """Numbers of samples that sites state, of which none gives a site more than `COUNT_MULTIPLE` times the weight of
-        the median site. With `aggregation: mean` they are believed."""
+        """Numbers of samples that sites state, of which none gives a site more than `COUNT_MULTIPLE` times the weight
+        of the median site. With `aggregation: mean` they are believed."""
         if self.rules.aggregation == "mean":
             return list(counts)
         found = capped(counts, COUNT_MULTIPLE)

@@ -1,4 +1,4 @@
-"""What a site sends if its code is hostile, for studies (`--attack`). Forgeries are made after the site's own policy and
+"""What a site sends if its code is hostile, for studies (`--attack`). Forgeries are made after the site's policy and
 look like answers: right names, shapes and types, finite numbers, no variance below 0."""
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def forged(release: R, received: Mapping[str, Any], attacks: Iterable[Attack], r
     return dataclasses.replace(release, **changed) if changed else release
 
 
-def forged_model(model: Mapping[str, Tensor], before: Mapping[str, Tensor], attack: Attack, rng: Rng) -> dict[str, Tensor]:
+def forged_model(
+    model: Mapping[str, Tensor], before: Mapping[str, Tensor], attack: Attack, rng: Rng
+) -> dict[str, Tensor]:
     floating = {name: value for name, value in model.items() if value.is_floating_point()}
     found = {name: value.clone() for name, value in model.items()}
     if attack.kind == "constant":

@@ -10,7 +10,6 @@ and BatchNorm statistics in units of the statistics before, because one large va
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -75,8 +74,12 @@ def clip_factors(lengths: Sequence[Parts], multiple: float) -> list[Parts]:
 
 def _factors(lengths: Sequence[float], multiple: float) -> list[float]:
     known = [length for length in lengths if length > 0]
-    bound = multiple * statistics.median_low(known) if known else math.inf
+    bound = multiple * _lower_median(known) if known else math.inf
     return [(bound / length) ** 2 if length > bound else 1.0 for length in lengths]
+
+
+def _lower_median(values: Sequence[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 2]
 
 
 def shortened(new: Model, old: Model, factors: Parts) -> Model:
@@ -129,7 +132,7 @@ def capped(weights: Sequence[float], multiple: float) -> list[float]:
     """The weights, none above `multiple` times their median (the lower one of two)."""
     if not weights:
         return []
-    most = multiple * statistics.median_low(weights)
+    most = multiple * _lower_median(weights)
     return [min(weight, most) for weight in weights]
 
 
@@ -165,7 +168,9 @@ def _number_by_number(models: Models, middle: Callable[[Tensor], Tensor]) -> dic
         raise ValueError("there is no average of no models")
     found = dict(first)
     for names in _groups(first, _GROUP_BYTES // (8 * count)):
-        rows = torch.stack([torch.cat([model[name].detach().double().flatten() for name in names]) for model in models()])
+        rows = torch.stack(
+            [torch.cat([model[name].detach().double().flatten() for name in names]) for model in models()]
+        )
         pieces = torch.cat([middle(piece) for piece in rows.split(2**20, dim=1)])
         for name, values in zip(names, pieces.split([first[name].numel() for name in names]), strict=True):
             found[name] = values.reshape(first[name].shape).to(first[name].dtype)
@@ -215,5 +220,5 @@ def chosen_by_krum(models: Models, unit: Model | None, bad: int) -> list[int]:
 
 
 def _in_medians(distances: Sequence[float]) -> list[float]:
-    usual = statistics.median_low(distances)
+    usual = _lower_median(distances)
     return [distance / usual if usual > 0 else distance for distance in distances]

@@ -217,7 +217,7 @@ class Csac:
     def _fuse(self, replies: Replies[Trained], since: Weights, fed: Federation, phase: str = "") -> Weights:
         """Data-free semantic aggregation (sec. 3.4). Records the weights of each site's layers (Fig. 7)."""
         sites = replies.answered
-        # The farther a layer is from the mean, the more it weighs: a site that sends nonsense would have all the weight.
+        # The farther a layer is from the mean, the more it weighs: a site that sends nonsense would have all weight.
         model_of = fed.clipped(sites, lambda site: replies[site].model, dict.fromkeys(sites, since))
         if len(replies) == 1:
             fed.count("fusion.one-site")

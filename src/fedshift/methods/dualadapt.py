@@ -27,7 +27,6 @@ from fedshift.federation.releases import Metric, MixtureTerms, Release, Statisti
 from fedshift.federation.site import Labelled, Site, Unlabelled, WithTargets
 from fedshift.federation.step import Step, step
 from fedshift.functional.averaging import add_noise
-from fedshift.functional.robust import has_negative_variance
 from fedshift.functional.losses import cross_entropy, discrepancy, pseudo_label_loss
 from fedshift.functional.mixtures import (
     Among,
@@ -39,6 +38,7 @@ from fedshift.functional.mixtures import (
     principal_axes,
     typicality,
 )
+from fedshift.functional.robust import has_negative_variance
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.clients import (
     FrozenFeatures,

@@ -139,8 +139,8 @@ _ROBUST = {
     "negative-variance": "its model had running variances below 0, which were set to 0",
 }
 _UNGUARDED = (
-    "Models were averaged without a limit on the length of updates: the method does not tell `fed.average` what sites"
-    " started from (`since`)."
+    "Models were averaged without a limit on the length of updates: the method does not say what model all sites"
+    " started from (`since` of `fed.average`)."
 )
 
 
@@ -159,7 +159,9 @@ def explain_counter(name: str) -> str:
         what, _, site = reason.partition(".")
         if what == "unguarded":
             return _UNGUARDED
-        return f"{site or 'A site'}: {_ROBUST.get(what, what)}. Once or twice says little; in every round, ask the site."
+        return (
+            f"{site or 'A site'}: {_ROBUST.get(what, what)}. Once or twice says little; in every round, ask the site."
+        )
     if name == "clipped.updates":
         return "An update was larger than the site's policy allows and was clipped before it left the site."
     if name == "skipped.files":

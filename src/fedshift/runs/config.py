@@ -185,7 +185,13 @@ def differing_keys(old: Mapping[str, Any], config: RunConfig) -> list[str]:
     if not isinstance(old.get(own) or {}, Mapping):
         return [own]
     return [
-        *_differing({**old, "norm": recorded_norm(old)}, new, {**_defaults(), **DEFAULTS, own: {}}, skip=own),
+        # Before there was such a key, models were averaged by the mean.
+        *_differing(
+            {"aggregation": "mean", **old, "norm": recorded_norm(old)},
+            new,
+            {**_defaults(), **DEFAULTS, own: {}},
+            skip=own,
+        ),
         *(f"{own}.{key}" for key in _differing(old.get(own) or {}, new[own] or {}, codec.plain(_check_hyper(own, {})))),
     ]
 

@@ -19,10 +19,10 @@ from fedshift.data.domain import VOID, Dataset, DataSource
 from fedshift.data.formats.base import CLASS_FILE
 from fedshift.data.formats.masks import VOID_NAME, tell_ids
 from fedshift.errors import InputError, nearest
+from fedshift.federation.aggregation import least_sites
 from fedshift.federation.engines import Engine
 from fedshift.federation.engines.inprocess import Parallel, Sequential
 from fedshift.federation.engines.workers import can_fork
-from fedshift.federation.aggregation import least_sites
 from fedshift.federation.federation import Federation, Rules
 from fedshift.federation.plan import ModelSpec, Plan, Training
 from fedshift.federation.policy import Policy

@@ -1,4 +1,4 @@
-"""The suites `robust/sites` and `robust/clients`: hostile sites, and the rules for averaging that stand them. No paper's
+"""The suites `robust/sites` and `robust/clients`: hostile sites, and rules for averaging that stand them. No paper's
 tables: a study on built-in data."""
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def rows(label: str, method: str, *rules: str) -> list[Row]:
 
 
 def accuracy_under_attack(records: Sequence[Record], request: SuiteRequest) -> Drawn:
-    """A sheet for each number of bad sites: rows x attacks, the last round's accuracy in per cent. Of several targets it
-    is the mean over those that are honest."""
+    """A sheet for each number of bad sites: rows x attacks, the last round's accuracy in per cent. Of several targets,
+    the mean over those that are honest; `-` where the attack ended the run."""
     found: dict[tuple[str, str], list[float]] = {}
     for record in records:
         bad = {parse_attack(text).domain for text in record.settings.get("attack") or ()}

@@ -161,7 +161,8 @@ class Copa:
         apart = state.apart
         if apart:
             sites = [site for site in sorted(apart) if state.trained[site]]
-            return dataclasses.replace(state, extractor=self._aggregate(fed, apart.__getitem__, sites, state.extractor))
+            # Sites that never share a model have nothing in common to measure updates from.
+            return dataclasses.replace(state, extractor=self._aggregate(fed, apart.__getitem__, sites, None))
         return dataclasses.replace(state, extractor=self._aggregate_replies(fed, replies, state.extractor))
 
     def _aggregate_replies(
@@ -170,7 +171,7 @@ class Copa:
         return self._aggregate(fed, lambda site: replies[site].extractor, replies.answered, since)
 
     def _aggregate(
-        self, fed: Federation, extractor_of: Callable[[str], Weights], sites: Sequence[str], since: Weights
+        self, fed: Federation, extractor_of: Callable[[str], Weights], sites: Sequence[str], since: Weights | None
     ) -> dict[str, Tensor]:
         # Eq. (6), alpha_i = 1/n
         return aggregated(fed, lambda: ((extractor_of(site), 1.0) for site in sites), since, sites, self.hyper.noise)

@@ -178,7 +178,7 @@ class CopaUda:
                 for model in self._local_models(before, replies, fed)
                 if model.site in alpha
             ),
-            state.extractor,
+            None if state.apart else state.extractor,
             sites,
             self.hyper.noise,
         )

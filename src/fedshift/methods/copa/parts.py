@@ -217,12 +217,12 @@ def second_look(hyper: Hyper, plan: Plan, rng: Rng) -> Look | None:
 def aggregated(
     fed: Federation,
     extractors: Callable[[], Iterable[tuple[Weights, float]]],
-    since: Weights,
+    since: Weights | None,
     sites: Sequence[str],
     noise: float,
 ) -> dict[str, Tensor]:
     """F_t = sum_i alpha_i F_i, with Gaussian noise of deviation `noise`. The weights alpha_i need not sum to 1. `since`
-    is F_t of the round before, and `sites` have the extractors."""
+    is F_t of the round before, if the sites started from it, and `sites` have the extractors."""
     mean = fed.average(extractors, since=since, sites=sites, stated=False)  # Eq. (6)
     if noise == 0:
         return mean
