@@ -120,7 +120,7 @@ def test_extractors_count_by_agreement(open_federation: Any, monkeypatch: pytest
     assert noted(fed, "weight") == pytest.approx(dict.fromkeys(SITES, 1 / 3))
 
     # By the most confident model, samples 0 to 3 are kept: Z = 4, 4, 3.
-    method, base, fed = open_federation(**{"copa-uda": {"agreement": "max"}})
+    method, base, fed = open_federation(aggregation="mean", **{"copa-uda": {"agreement": "max"}})
     scripted(monkeypatch, fed, {"amber": 1.0, "blue": 2.0, "coral": 6.0})
     scripted_opinions(monkeypatch, SURE)
     monkeypatch.setattr(method, "_fine_tuned", lambda state, *rest: state)

@@ -24,8 +24,8 @@ _LARGEST_COUNT = 10**12
 class Attack:
     """`poison`: a share of every training batch gets wrong labels (each class becomes the next one). `noise`: the
     site's images are random. `other-task`: its class names are mixed up, as if for another task. `sign-flip`: its
-    updates point the other way, `amount` times as long. `constant`: all numbers of its models are 1. `scaled-noise`: its
-    updates are random, `amount` times as long as true ones. `forged-count`: it claims `amount` samples."""
+    updates point the other way, `amount` times as long. `constant`: all numbers of its models are 1. `scaled-noise`:
+    its updates are random, `amount` times as long as true ones. `forged-count`: it claims `amount` samples."""
 
     kind: AttackKind
     domain: str
