@@ -265,9 +265,7 @@ class Fada:
             replies = fed.ask(fed.labelled, train, each=each, expect=expect, model=sent, exchange=exchange)
             if exchange == 0:
                 exchanges = exchanges_of([reply.samples for _, reply in replies], fed.plan, self.hyper)
-            sites = replies.answered
-            model_of = fed.clipped(sites, lambda site, replies=replies: replies[site].model, dict.fromkeys(sites, sent))
-            models = {site: model_of(site) for site in sites}
+            models = clipped_models(fed, replies, sent)
             met = fed.at_home(meet, side=side, sent=sent, models=models, replies=replies, exchange=exchange)
             if len(met.alpha) < len(replies):
                 fed.count("fada.unusable-model", len(replies) - len(met.alpha))
@@ -292,6 +290,13 @@ class Fada:
     @staticmethod
     def network(plan: Plan) -> nn.Module:
         return plain_network(plan)
+
+
+def clipped_models(fed: Federation, replies: Replies[Trained], sent: Weights) -> dict[str, Weights]:
+    """What the sites made of the model `sent`, long updates clipped."""
+    sites = replies.answered
+    model_of = fed.clipped(sites, lambda site: replies[site].model, dict.fromkeys(sites, sent))
+    return {site: model_of(site) for site in sites}
 
 
 def exchanges_of(samples: Sequence[int], plan: Plan, hyper: Hyper) -> int:
