@@ -48,7 +48,8 @@ class FedProx:
     def round(self, state, fed):
         """At the coordinator: the mean over sites is the new model, as in FedAvg."""
         replies = fed.ask(fed.labelled, train_near, model=state.model)
-        return type(state)(fed.average((trained.model, trained.samples) for _, trained in replies))
+        models = [(trained.model, trained.samples) for _, trained in replies]
+        return type(state)(fed.average(models, since=state.model, sites=replies.answered))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ the site. The class runs at the coordinator and asks sites through `fed.ask`. `e
 from __future__ import annotations
 
 from fedshift.data import Dataset, Domain, Split, register_dataset
-from fedshift.federation.aggregation import Rule, register_rule
+from fedshift.federation.aggregation import Gathered, RobustRule, Rule, register_rule
 from fedshift.federation.federation import Federation, Replies
 from fedshift.federation.plan import ModelSpec, Plan, Training
 from fedshift.federation.releases import (
@@ -50,6 +50,7 @@ __all__ = [
     "EngineKind",
     "Features",
     "Federation",
+    "Gathered",
     "Labelled",
     "Metric",
     "MixtureTerms",
@@ -59,6 +60,7 @@ __all__ = [
     "Release",
     "Replies",
     "Rng",
+    "RobustRule",
     "Rule",
     "Spectra",
     "Split",

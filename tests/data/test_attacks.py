@@ -54,10 +54,19 @@ def test_attacks_are_read_and_written_back() -> None:
     assert parse_attack("poison:a:b:0.3") == Attack("poison", "a:b", 0.3)
     assert str(parse_attack("poison:svhn:0.15")) == "poison:svhn:0.15"
     assert str(parse_attack("noise:svhn")) == "noise:svhn"
+    assert parse_attack("sign-flip:svhn:10") == Attack("sign-flip", "svhn", 10.0)
+    assert str(parse_attack("scaled-noise:svhn:0.5")) == "scaled-noise:svhn:0.5"
+    assert parse_attack("constant:svhn") == Attack("constant", "svhn")
+    assert parse_attack("forged-count:svhn") == Attack("forged-count", "svhn", 10**12)
+    assert parse_attack("forged-count:svhn:500") == Attack("forged-count", "svhn", 500)
 
 
 @pytest.mark.parametrize(
-    "text", ["poison:svhn", "poison:svhn:2", "poison::0.3", "noise", "poisn:svhn:0.3", "poison:s:x"]
+    "text",
+    [
+        *("poison:svhn", "poison:svhn:2", "poison::0.3", "noise", "poisn:svhn:0.3", "poison:s:x", "constant"),
+        *("sign-flip:s", "sign-flip:s:0", "sign-flip:s:nan", "scaled-noise:s:inf", "forged-count:s:1e13"),
+    ],
 )
 def test_a_mistyped_attack_says_how_to_write_it(text: str) -> None:
     with pytest.raises(InputError, match="attack"):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedshift.functional.averaging import WeightedMean, coordinate_median, update_norm, weighted_mean
+from fedshift.functional.averaging import WeightedMean, update_norm, weighted_mean
 
 positive = st.floats(min_value=1e-3, max_value=1e6)
 values = st.floats(min_value=-100, max_value=100, width=32)
@@ -182,14 +182,3 @@ def test_update_norm_of_a_poisoned_update_is_not_finite() -> None:
 def test_update_norm_refuses_another_shape() -> None:
     with pytest.raises(ValueError, match="shape"):
         update_norm({"a": torch.ones(1, 3)}, {"a": torch.ones(7, 3)})
-
-
-def test_the_median_by_hand_and_one_site_cannot_move_it() -> None:
-    models = [{"w": torch.tensor([value, -value]), "n": torch.tensor(3)} for value in (1.0, 2.0, 4.0)]
-    assert coordinate_median((model, 1.0) for model in models)["w"].tolist() == [2.0, -2.0]
-    assert coordinate_median([*((m, 1.0) for m in models), (models[2], 1e9)])["w"].tolist() == [3.0, -3.0]
-    models[2]["w"] = torch.tensor([1e30, 1e30])
-    assert coordinate_median((model, 1.0) for model in models)["w"].tolist() == [2.0, -1.0]
-    assert coordinate_median([(models[0], 5.0)])["n"] == 3
-    with pytest.raises(ValueError, match="no median"):
-        coordinate_median([])

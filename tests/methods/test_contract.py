@@ -401,3 +401,35 @@ def test_a_one_class_site_keeps_labels_aligned(method: str, setting: str, one_cl
     results = run(make_config(settings(method, setting, one_class_data, rounds=2, evaluate_every=2)), tmp_path / "run")
     assert len(results["classes"]) == CLASSES
     assert all(np.isfinite(row["last"]) for row in results["per_target"].values())
+
+
+@every_method
+def test_honest_updates_are_used_to_the_last_bit(
+    method: str, setting: str, tiny_data: Path, short: dict[str, Any], tmp_path: Path
+) -> None:
+    """By default, updates that are far longer than others count less: that may not happen to honest sites."""
+    mean = run(make_config(settings(method, setting, tiny_data, **SHORT, aggregation="mean")), tmp_path / "mean")
+    assert not [name for name in short["counters"] if name.startswith("robust.")]
+    assert mean["model_sha256"] == short["model_sha256"]
+
+
+RULES_FOR = {"any": ("median", "trimmed", "krum"), "clipped": (), "own": ()}
+
+
+@pytest.mark.slow
+@every_method
+def test_averages_by_every_rule_that_it_declares(method: str, setting: str, tiny_data: Path, tmp_path: Path) -> None:
+    about = TABLE[method].about
+    for rule in ("median", "trimmed", "krum"):
+        values = settings(method, setting, tiny_data, **SHORT, aggregation=rule, bad_sites=0)
+        if rule not in RULES_FOR[about.aggregation]:
+            with pytest.raises(FedshiftError, match=f"{method} combines models in its own way"):
+                make_config(values)
+            continue
+        try:
+            results = run(make_config(values), tmp_path / rule)
+        except FedshiftError as error:
+            assert rule == "krum" and "needs at least 3 sites, and 1 train in this run" in error.message
+        else:
+            assert "robust.unguarded" not in results["counters"]
+            assert all(np.isfinite(row["last"]) for row in results["per_target"].values())

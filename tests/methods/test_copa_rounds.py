@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.federation import codec
-from fedshift.federation.federation import Replies
-from fedshift.functional.averaging import weighted_mean
+from fedshift.federation.federation import Federation, Replies, Rules
 from fedshift.methods.base import SHARED
 from fedshift.methods.copa import copa
 from fedshift.methods.copa.copa import Copa, State, Trained, TrainedTogether
@@ -31,9 +30,11 @@ SITES = ("amber", "blue", "coral")
 
 
 class Scripted:
-    """A federation whose sites answer by script: (site, round) -> release; who has none is missing."""
+    """A federation whose sites answer by script: (site, round) -> release; who has none is missing. It averages as with
+    `aggregation=mean`."""
 
-    average = staticmethod(weighted_mean)
+    rules = Rules(aggregation="mean")
+    average, clipped = Federation.average, Federation.clipped
 
     def __init__(self, answers: dict[tuple[str, int], Any], sites: tuple[str, ...] = SITES) -> None:
         shape = SimpleNamespace(input_shape=(3, 16, 16))

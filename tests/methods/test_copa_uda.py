@@ -111,7 +111,7 @@ def test_a_local_model_predicts_by_the_mean_of_its_classifiers(rule: str, open_f
 def test_extractors_count_by_agreement(open_federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     said = SURE | {"coral": [[0.99, 0.01, 0.00], [0.02, 0.96, 0.02], [0.05, 0.90, 0.05]]}
     # Coral is now alone with sample 2, whose mean falls below the threshold: samples 0 and 1 are kept, all agree.
-    method, base, fed = open_federation()
+    method, base, fed = open_federation(aggregation="mean")
     scripted(monkeypatch, fed, {"amber": 1.0, "blue": 2.0, "coral": 6.0})
     scripted_opinions(monkeypatch, said)
     monkeypatch.setattr(method, "_fine_tuned", lambda state, *rest: state)
@@ -120,7 +120,7 @@ def test_extractors_count_by_agreement(open_federation: Any, monkeypatch: pytest
     assert noted(fed, "weight") == pytest.approx(dict.fromkeys(SITES, 1 / 3))
 
     # By the most confident model, samples 0 to 3 are kept: Z = 4, 4, 3.
-    method, base, fed = open_federation(**{"copa-uda": {"agreement": "max"}})
+    method, base, fed = open_federation(aggregation="mean", **{"copa-uda": {"agreement": "max"}})
     scripted(monkeypatch, fed, {"amber": 1.0, "blue": 2.0, "coral": 6.0})
     scripted_opinions(monkeypatch, SURE)
     monkeypatch.setattr(method, "_fine_tuned", lambda state, *rest: state)

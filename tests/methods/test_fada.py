@@ -211,7 +211,7 @@ def test_a_step_that_diverges_is_taken_back(open_federation: Any, monkeypatch: p
     method, base, fed = open_federation()
     scripted(monkeypatch, fed, dict.fromkeys(SITES, 0.01), samples=16)
 
-    def meet(home: Any, side: Any, sent: Any, replies: Any, exchange: int, rng: Any) -> fada.Met:
+    def meet(home: Any, side: Any, sent: Any, models: Any, replies: Any, exchange: int, rng: Any) -> fada.Met:
         with torch.no_grad():
             side.net.head.bias.fill_(torch.nan)
         return fada.Met(dict.fromkeys(SITES, 1 / 3), dict.fromkeys(SITES, 0.1), 0.2)

@@ -15,9 +15,10 @@ from torch import Tensor
 from fedshift.data.batches import LabelledBatch
 from fedshift.errors import InputError
 from fedshift.federation import codec
-from fedshift.federation.federation import Federation
+from fedshift.federation.federation import Federation, Replies
 from fedshift.functional.averaging import weighted_mean
 from fedshift.functional.losses import cross_entropy
+from fedshift.methods import fedadg
 from fedshift.methods.fedadg import (
     Discriminator,
     FedADG,
@@ -220,9 +221,11 @@ def test_every_site_counts_the_same() -> None:
         weights: Mapping[str, Tensor] = {"w": torch.full((2,), value)}
         return Trained(model=weights, generator=weights, samples=samples, loss=0.0, discriminator_loss=0.0)
 
-    replies = [("a", trained(0.0, 1)), ("b", trained(4.0, 99))]
+    replies = Replies(fedadg.train)
+    for site, reply in (("a", trained(0.0, 1)), ("b", trained(4.0, 99))):
+        replies.add(site, reply, 1)
     asked: dict[str, Any] = {"ask": lambda *_, **__: replies, "note": lambda *_: None}
-    fed: Any = SimpleNamespace(labelled=("a", "b"), average=weighted_mean, **asked)
+    fed: Any = SimpleNamespace(labelled=("a", "b"), average=lambda models, **_: weighted_mean(models()), **asked)
     after = FedADG(Hyper()).round(State({"w": torch.zeros(2)}, {"w": torch.zeros(2)}), fed)
     assert after.model["w"].tolist() == after.generator["w"].tolist() == [2.0, 2.0]
 

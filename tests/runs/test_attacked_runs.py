@@ -30,3 +30,28 @@ def test_the_target_cannot_be_attacked(tiny_data: Path) -> None:
     config = make_config({"data_dir": tiny_data, "target": "dim", "attack": ["noise:dim"]})
     with pytest.raises(InputError, match="attack noise:dim: 'dim' does not train with labels"):
         prepare(config)
+    config = make_config({"data_dir": tiny_data, "target": "dim", "attack": ["constant:dim"]})
+    with pytest.raises(InputError, match="attack constant:dim: 'dim' sends nothing it has learned"):
+        prepare(config)
+
+
+def test_a_client_without_labels_can_forge_what_it_sends(tiny_data: Path) -> None:
+    values = {"method": "dualadapt", "home": "amber", "data_dir": tiny_data, "attack": ["sign-flip:dim:10"]}
+    assert prepare(make_config(values)).config.attack == ("sign-flip:dim:10",)
+    with pytest.raises(InputError, match="does not train with labels"):
+        prepare(make_config({**values, "attack": ["poison:dim:0.3"]}))
+
+
+def test_one_hostile_site_ruins_the_mean_and_not_the_default(tiny_data: Path) -> None:
+    attack = ["sign-flip:blue:20"]
+    assert accuracy(tiny_data, attack=attack, aggregation="mean") < 0.45
+    assert accuracy(tiny_data, attack=attack) > 0.6
+
+
+@pytest.mark.parametrize(("rule", "bad_sites", "needed"), [("krum", 1, 5), ("trimmed", 2, 5)])
+def test_a_rule_that_needs_more_sites_is_refused_before_the_run(
+    tiny_data: Path, rule: str, bad_sites: int, needed: int
+) -> None:
+    config = make_config({"data_dir": tiny_data, "target": "dim", "aggregation": rule, "bad_sites": bad_sites})
+    with pytest.raises(InputError, match=f"needs at least {needed} sites, and 3 train in this run .amber, blue, coral"):
+        prepare(config)

@@ -319,6 +319,38 @@ ONE_TO_MANY = Recipe(
     _DIGITS,
     home="handwritten",
 )
+ATTACKED = Recipe(
+    "rotated-digits",
+    {**_SHORT, "train_per_site": 60, "rounds": 5, "batch_size": 10, "evaluate_every": 5},
+    {
+        # Hybrid layers and second looks need many more rounds; what is averaged and passed on stays the same.
+        "copa": {"copa": {"norm": "bn", "augment": False, "first_judges": "none"}},
+        "csac": {"rounds": 2, "csac": {"acquisition_epochs": 3.0, "calibration_epochs": 1.0}},
+        "kd3a": {"lr_min": 0.001},
+    },
+    (0,),
+    _ANGLES,
+    ("M30",),
+)
+"""Hostile sites: hundreds of trainings, each just long enough to be far above chance where all sites are honest."""
+ATTACKED_CLIENTS = Recipe(
+    "rotated-digits",
+    {
+        **_SHORT,
+        "setting": "multi-adapt",
+        "arch": "digits-dualadapt",
+        "image_size": 20,
+        "train_per_site": 200,
+        "client_fraction": 0.3,
+        "rounds": 4,
+        "batch_size": 20,
+        "evaluate_every": 4,
+    },
+    {"dualadapt": {"local_epochs": 1.0, "dualadapt": {"pretrain_epochs": 6.0}}},
+    (0,),
+    _ANGLES,
+    home="M30",
+)
 STREETS = Recipe(
     "streets",
     {"setting": "multi-adapt", "arch": "segnet-small", "rounds": 5, "batch_size": 8, "lr": 0.05, "evaluate_every": 5},

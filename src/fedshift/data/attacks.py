@@ -1,4 +1,5 @@
-"""Bad sites on purpose, to see what a run does if a site is wrong, irrelevant or hostile."""
+"""Bad sites on purpose, to see what a run does if a site is wrong, irrelevant or hostile. What hostile code at a site
+sends is made in federation/forgery.py."""
 
 from __future__ import annotations
 
@@ -12,41 +13,70 @@ from fedshift.data.domain import VOID, Split
 from fedshift.errors import InputError, nearest
 from fedshift.rng import Rng
 
-AttackKind = Literal["poison", "noise", "other-task"]
+AttackKind = Literal["poison", "noise", "other-task", "sign-flip", "constant", "scaled-noise", "forged-count"]
+
+FORGED: tuple[AttackKind, ...] = ("sign-flip", "constant", "scaled-noise", "forged-count")
+"""Attacks on what a site sends, not on its data: whoever controls the site's code can carry them out."""
+_LARGEST_COUNT = 10**12
 
 
 @dataclass(frozen=True)
 class Attack:
     """`poison`: a share of every training batch gets wrong labels (each class becomes the next one). `noise`: the
-    site's images are random. `other-task`: its class names are mixed up, as if for another task."""
+    site's images are random. `other-task`: its class names are mixed up, as if for another task. `sign-flip`: its
+    updates point the other way, `amount` times as long. `constant`: all numbers of its models are 1. `scaled-noise`:
+    its updates are random, `amount` times as long as true ones. `forged-count`: it claims `amount` samples."""
 
     kind: AttackKind
     domain: str
-    share: float = 1.0
+    amount: float = 1.0
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.domain}" + (f":{self.share:g}" if self.kind == "poison" else "")
+        return f"{self.kind}:{self.domain}" + (f":{self.amount:g}" if self.kind in _AMOUNTS else "")
+
+
+@dataclass(frozen=True)
+class _Amount:
+    """The number behind a site's name: what it is called, from where to where it may be, and what it is if left out."""
+
+    name: str
+    most: float
+    usual: float | None = None
+
+
+_AMOUNTS = {
+    "poison": _Amount("SHARE", 1.0),
+    "sign-flip": _Amount("FACTOR", 1e6),
+    "scaled-noise": _Amount("FACTOR", 1e6),
+    "forged-count": _Amount("N", _LARGEST_COUNT, _LARGEST_COUNT),
+}
 
 
 def parse_attack(text: str) -> Attack:
-    """`poison:SITE:SHARE`, `noise:SITE` or `other-task:SITE`."""
-    kind, _, rest = text.partition(":")
-    if kind not in get_args(AttackKind):
+    """`KIND:SITE`, with a number behind it for the kinds that have one: `poison:SITE:SHARE`, `sign-flip:SITE:FACTOR`,
+    `scaled-noise:SITE:FACTOR`, `forged-count:SITE` or `forged-count:SITE:N`."""
+    word, _, rest = text.partition(":")
+    if word not in get_args(AttackKind):
         raise InputError(
-            "config-value", f"attack {text!r}: there is no attack {kind!r}. {nearest(kind, get_args(AttackKind))}"
+            "config-value", f"attack {text!r}: there is no attack {word!r}. {nearest(word, get_args(AttackKind))}"
         )
-    if kind != "poison":
+    kind = cast(AttackKind, word)
+    amount = _AMOUNTS.get(kind)
+    if amount is None:
         if not rest:
             raise InputError("config-value", f"attack {text!r}: name the site, as in {kind}:SITE")
-        return Attack(cast(AttackKind, kind), rest)
-    domain, _, number = rest.rpartition(":")
+        return Attack(kind, rest)
+    domain, colon, number = rest.rpartition(":")
+    if not colon and amount.usual is not None and rest:
+        return Attack(kind, rest, amount.usual)
     try:
-        share = float(number)
+        value = float(number)
     except ValueError:
-        share = -1.0
-    if not domain or not 0 < share <= 1:
-        raise InputError("config-value", f"attack {text!r}: write it as poison:SITE:SHARE with a share from 0 to 1")
-    return Attack("poison", domain, share)
+        value = -1.0
+    if not domain or not 0 < value <= amount.most:
+        wanted = f"{kind}:SITE:{amount.name} with a {amount.name.lower()} above 0, at most {amount.most:g}"
+        raise InputError("config-value", f"attack {text!r}: write it as {wanted}")
+    return Attack(kind, domain, value)
 
 
 def with_wrong_labels(labels: Tensor, share: float, classes: int) -> Tensor:

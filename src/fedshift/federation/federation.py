@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -17,13 +18,14 @@ from torch import Tensor
 from fedshift.errors import CATALOGUE, SiteError
 from fedshift.federation import codec
 from fedshift.federation.admission import Failed, admit
-from fedshift.federation.aggregation import RULES
+from fedshift.federation.aggregation import COUNT_MULTIPLE, DEFAULT, RULES, Gathered, RobustRule, clipping
 from fedshift.federation.checks import Expected, Refused, Sizes
 from fedshift.federation.engines import Engine, Failure
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Release, Weights, kinds
 from fedshift.federation.site import Labelled, SiteHost, Unlabelled, WithTargets
 from fedshift.federation.step import Request, Step, answer, fixed_threads, isolated_randomness
+from fedshift.functional.robust import capped, has_negative_variance, shortened, with_variances_from_zero
 from fedshift.rng import Rng
 
 R = TypeVar("R", bound=Release)
@@ -95,12 +97,13 @@ class Note:
 class Rules:
     """Of the run, not of methods. `quorum`: the least share of the asked sites that must answer. `deadline`: seconds a
     question may take. `max_update_norm`: longer updates are refused. `aggregation`: how `Federation.average` combines
-    models."""
+    models; `bad_sites`: how many of them some of these rules have to stand."""
 
     quorum: float = 0.5
     deadline: float | None = None
     max_update_norm: float = 1e6
-    aggregation: str = "mean"
+    aggregation: str = DEFAULT
+    bad_sites: int = 1
 
 
 @dataclass
@@ -172,10 +175,79 @@ class Federation:
     def count(self, name: str, amount: int = 1) -> None:
         self.counters[name] += amount
 
-    def average(self, models: Iterable[tuple[Weights, float]]) -> dict[str, Tensor]:
-        """One model of several, each with its weight, by the rule that the run is configured with."""
+    def average(
+        self,
+        models: Iterable[tuple[Weights, float]] | Callable[[], Iterable[tuple[Weights, float]]],
+        *,
+        since: Weights | None = None,
+        sites: Sequence[str] = (),
+        stated: bool = True,
+    ) -> dict[str, Tensor]:
+        """One model of several, each with its weight, by the rule that the run is configured with.
+
+        Rules may have to read the models several times: `models` is a function that reads them again; of an iterator,
+        all are kept in memory. `since` is the model that the sites started from: without it, updates cannot be clipped.
+        `sites` names who sent them, for counters. Weights that sites `stated` are capped; the method's own are not.
+        """
         self.has_averaged = True
-        return RULES.find(self.rules.aggregation)(models)
+        rule = RULES.find(self.rules.aggregation)
+        read = (
+            models if callable(models) else list(models).__iter__ if isinstance(rule, RobustRule) else models.__iter__
+        )
+        if not isinstance(rule, RobustRule):
+            return rule(read())
+        weights = []
+        for place, (model, weight) in enumerate(read()):
+            weights.append(float(weight))
+            if has_negative_variance(model):
+                self._tell(sites, "negative-variance", place)
+        least = rule.least_sites(self.rules.bad_sites)
+        if len(weights) < least:
+            raise SiteError(
+                "site-failed",
+                f"round {self.round}: aggregation={self.rules.aggregation} with bad_sites={self.rules.bad_sites} needs"
+                f" {least} models and {len(weights)} came",
+            )
+        if stated:
+            weights = self.believable(weights, sites)
+
+        def usable() -> Iterator[Weights]:
+            return (with_variances_from_zero(model) for model, _ in read())
+
+        return rule.combine(Gathered(usable, weights, since, self.rules.bad_sites, partial(self._tell, sites)))
+
+    def clipped(
+        self, sites: Sequence[str], model_of: Callable[[str], Weights], since: Mapping[str, Weights]
+    ) -> Callable[[str], Weights]:
+        """`model_of` for methods that combine models in their own way: with `aggregation: clipped`, updates to what
+        each site started from (`since`) are clipped as in `average`."""
+        if self.rules.aggregation != "clipped":
+            return model_of
+        for place, site in enumerate(sites):
+            if has_negative_variance(model_of(site)):
+                self._tell(sites, "negative-variance", place)
+
+        def usable(site: str) -> Weights:
+            return with_variances_from_zero(model_of(site))
+
+        origins = [since[site] for site in sites]
+        found = clipping(map(usable, sites), origins, partial(self._tell, sites))
+        factors = dict(zip(sites, found, strict=True))
+        return lambda site: shortened(usable(site), since[site], factors[site])
+
+    def believable(self, counts: Sequence[float], sites: Sequence[str]) -> list[float]:
+        """Numbers of samples that sites state, of which none gives a site more than `COUNT_MULTIPLE` times the weight
+        of the median site. With `aggregation: mean` they are believed."""
+        if self.rules.aggregation == "mean":
+            return list(counts)
+        found = capped(counts, COUNT_MULTIPLE)
+        for place, (before, after) in enumerate(zip(counts, found, strict=True)):
+            if after < before:
+                self._tell(sites, "count", place)
+        return found
+
+    def _tell(self, sites: Sequence[str], what: str, place: int) -> None:
+        self.count(f"robust.{what}" + (f".{sites[place]}" if 0 <= place < len(sites) else ""))
 
     def ask(
         self,

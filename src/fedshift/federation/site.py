@@ -167,7 +167,7 @@ class SiteSpec:
     @property
     def poison(self) -> float:
         """The share of every training batch that gets wrong labels. Of a pooled site, a domain has its part."""
-        return sum(attack.share for attack in self.attacks if attack.kind == "poison") / len(self.domains)
+        return sum(attack.amount for attack in self.attacks if attack.kind == "poison") / len(self.domains)
 
 
 class Site:

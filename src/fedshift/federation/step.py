@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fedshift.errors import FedshiftError, SiteError
 from fedshift.federation import codec
 from fedshift.federation.engines.workers import question_head
+from fedshift.federation.forgery import forged
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.releases import Release, kinds
 from fedshift.federation.site import Evaluated, Site, SiteHost, SiteSpec
@@ -249,6 +250,8 @@ def _run(host: SiteHost, request: Request) -> Outcome:
         release = known.run(site, **arguments)
     policy.check_used(site.seen(), steps[0], type(release))
     release, clipped = policy.apply(_with_used_counts(release, site.used()), received, host.spec.read_secret)
+    if not known.scores_only:
+        release = forged(release, received, host.spec.attacks, rng)
     return Outcome(release, clipped)
 
 

@@ -67,23 +67,6 @@ def weighted_mean(items: Iterable[tuple[Mapping[str, Tensor], float]]) -> dict[s
     return mean.result()
 
 
-def coordinate_median(items: Iterable[tuple[Mapping[str, Tensor], float]]) -> dict[str, Tensor]:
-    """The median of models, number by number; each model counts the same, whatever its weight. Of an even count, the
-    mean of the two in the middle. Integer buffers are those of the first model. Holds all models in memory."""
-    models = [weights for weights, _ in items]
-    if not models:
-        raise ValueError("there is no median of no models")
-    first = models[0]
-    for model in models[1:]:
-        check_same_layout(first, model)
-    return {
-        name: torch.stack([model[name].detach().double() for model in models]).quantile(0.5, dim=0).to(value.dtype)
-        if value.is_floating_point()
-        else value.clone()
-        for name, value in first.items()
-    }
-
-
 def update_norm(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> float:
     """The L2 norm of `new - old` over all floating tensors together, in float64."""
     check_same_layout(old, new)

@@ -136,7 +136,7 @@ class Shares:
     even_handed: bool
 
 
-def shares(scores: Tensor, samples: Sequence[int] | None = None) -> Shares:
+def shares(scores: Tensor, samples: Sequence[float] | None = None) -> Shares:
     """Shares in proportion to score times number of samples (Eq. 9), or to the score alone, for finite scores `(K,)`.
 
     A score below 0 counts as 0. If no score is above 0, all count as equal.

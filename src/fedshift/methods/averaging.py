@@ -74,7 +74,12 @@ class Averaging:
         replies = fed.ask(fed.labelled, train, model=state.model)
         note_losses(fed, replies)
         # Algorithm 1, server: w <- sum_k n_k / n w_k.
-        return State(fed.average((trained.model, trained.samples) for _, trained in replies))
+        model = fed.average(
+            lambda: ((trained.model, trained.samples) for _, trained in replies),
+            since=state.model,
+            sites=replies.answered,
+        )
+        return State(model)
 
     def models(self, state: State) -> Mapping[str, Weights]:
         return {SHARED: state.model}
@@ -146,7 +151,9 @@ ADABN = About(
     pretrained=_PRETRAINED,
     norm="own",
 )
-SINGLE_SITE = About("single-site", EVERYWHERE, "baseline: every site alone", pretrained=_PRETRAINED, cost=PLAIN)
+SINGLE_SITE = About(
+    "single-site", EVERYWHERE, "baseline: every site alone", pretrained=_PRETRAINED, aggregation="own", cost=PLAIN
+)
 ORACLE = About(
     "oracle",
     EVERYWHERE,
@@ -154,5 +161,6 @@ ORACLE = About(
     "labels of the target: a bound, not to deploy",
     data="target-labels",
     pretrained=_PRETRAINED,
+    aggregation="own",
     cost=PLAIN,
 )

@@ -50,6 +50,9 @@ class About:
     None: they never can."""
     norm: Literal["average", "own"] | None = None
     """What `norm: auto` is for this method, where its definition says so; with `own` it cannot be anything else."""
+    aggregation: Literal["any", "clipped", "own"] = "any"
+    """Which rules the key `aggregation` can choose: any, because models are averaged by `Federation.average`; the mean
+    and `clipped`, because the method weights clipped updates in its own way; or none, because nothing is averaged."""
     counters: Mapping[str, str] = field(default_factory=dict)
     """Counter -> one sentence on what it means, for reports. Every name that the method counts is here."""
     time_factor: float = 1.0

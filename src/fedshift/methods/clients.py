@@ -109,7 +109,11 @@ def average_of_clients(fed: Federation, train: Step[Trained], model: Weights) ->
     for site, trained in replies:
         fed.note("train_loss", trained.loss, site)
         fed.note("gap", trained.gap, site)
-    return fed.average((trained.model, trained.samples) for _, trained in replies)
+    return fed.average(
+        lambda: ((trained.model, trained.samples) for _, trained in replies),
+        since=model,
+        sites=replies.answered,
+    )
 
 
 def mean_of(values: Sequence[float]) -> float:

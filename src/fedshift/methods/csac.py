@@ -203,9 +203,9 @@ class Csac:
     def round(self, state: State, fed: Federation) -> State:
         model = state.model
         if not state.acquired:
-            model = self._fuse(fed.ask(fed.labelled, acquire, model=model), fed, "acquisition_")
+            model = self._fuse(fed.ask(fed.labelled, acquire, model=model), model, fed, "acquisition_")
         calibrated = fed.ask(fed.labelled, calibrate, model=model)
-        return State(self._fuse(calibrated, fed), acquired=True)
+        return State(self._fuse(calibrated, model, fed), acquired=True)
 
     def models(self, state: State) -> Mapping[str, Weights]:
         return {SHARED: state.model}
@@ -214,13 +214,14 @@ class Csac:
     def network(plan: Plan) -> nn.Module:
         return plain_network(plan)
 
-    def _fuse(self, replies: Replies[Trained], fed: Federation, phase: str = "") -> Weights:
+    def _fuse(self, replies: Replies[Trained], since: Weights, fed: Federation, phase: str = "") -> Weights:
         """Data-free semantic aggregation (sec. 3.4). Records the weights of each site's layers (Fig. 7)."""
+        sites = replies.answered
+        # The farther a layer is from the mean, the more it weighs: a site that sends nonsense would have all weight.
+        model_of = fed.clipped(sites, lambda site: replies[site].model, dict.fromkeys(sites, since))
         if len(replies) == 1:
             fed.count("fusion.one-site")
-        fused = fuse(
-            lambda: ((site, trained.model) for site, trained in replies), self.hyper.fusion, self.hyper.distance
-        )
+        fused = fuse(lambda: ((site, model_of(site)) for site in sites), self.hyper.fusion, self.hyper.distance)
         for site, trained in replies:
             fed.note(f"{phase}train_loss", trained.loss, site)
             for stage, layer in shown_layers(fed.plan.model).items():
@@ -275,6 +276,7 @@ CSAC = About(
     },
     # After few steps, local models are poor references for alignment: the paper's lambda is for thousands of steps.
     pretrained={"momentum": 0.9, "weight_decay": 5e-4, "schedule": "cosine", "csac": {"lambda_": 0.1}},
+    aggregation="clipped",
     counters={"fusion.one-site": "There was only one site to fuse: the fused model is that site's model."},
     time_factor=1.6,
     cost=Formula(

@@ -374,10 +374,14 @@ class DualAdapt:
         expect = self._expected(found.extractor, source, fed.plan)
         replies = fed.ask(fed.targets, adapt, **now, source=source, expect=expect)  # line 4
         self._tell(replies, fed)
+        sites = replies.answered
+        classifier_of = fed.clipped(
+            sites, lambda site: replies[site].classifier, dict.fromkeys(sites, found.classifier)
+        )
         # A client that gave no answer keeps its classifier and statistics, and is left out of the next Eq. (6).
         return State(
             **now,
-            local={**state.local, **{site: reply.classifier for site, reply in replies}},
+            local={**state.local, **{site: classifier_of(site) for site in sites}},
             statistics={**state.statistics, **{site: reply.statistics for site, reply in replies}},
             mixtures={site: reply.mixture for site, reply in replies},
             axes=vars(source.axes) if source else {},
@@ -446,6 +450,7 @@ DUALADAPT = About(
     "Yao et al., WACV 2022",
     defaults={"local_epochs": 3.0},
     uses_statistics=True,
+    aggregation="clipped",
     time_factor=3.0,
     cost=_COST,
 )
@@ -459,6 +464,7 @@ FED_ORACLE = About(
     hyper={"mixtures": False},
     unsent=frozenset({"mixture"}),
     uses_statistics=True,
+    aggregation="clipped",
     time_factor=6.0,
     cost=Formula(_COST.flops, {"F": 1}, {"G": 1, "F": 1}, _COST.published, note="DualAdapt without its mixtures."),
 )

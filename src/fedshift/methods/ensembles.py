@@ -194,8 +194,17 @@ class InTurn:
         return plain_network(plan)
 
 
-IND_ENSEMBLE = About("ind-ensemble", ("generalize",), "baseline: Wu and Gong, ICCV 2021, Table 7", cost=PLAIN)
-IND_PARAMAVG = About("ind-paramavg", ("generalize",), "baseline: Wu and Gong, ICCV 2021, Table 7", cost=PLAIN)
+IND_ENSEMBLE = About(
+    "ind-ensemble", ("generalize",), "baseline: Wu and Gong, ICCV 2021, Table 7", aggregation="own", cost=PLAIN
+)
+IND_PARAMAVG = About(
+    "ind-paramavg", ("generalize",), "baseline: Wu and Gong, ICCV 2021, Table 7", aggregation="own", cost=PLAIN
+)
 SEQUENTIAL = About(
-    "sequential", ("generalize",), "baseline: Wu and Gong, ICCV 2021, Table 6", needs_all=True, cost=PLAIN
+    "sequential",
+    ("generalize",),
+    "baseline: Wu and Gong, ICCV 2021, Table 6",
+    needs_all=True,
+    aggregation="own",
+    cost=PLAIN,
 )

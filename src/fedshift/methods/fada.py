@@ -199,13 +199,20 @@ class Met:
     confusion: float
 
 
-def meet(home: Unlabelled, side: TargetSide, sent: Weights, replies: Replies[Trained], exchange: int, rng: Rng) -> Met:
-    """One step of {G_t, C_t}, from what the sites made of the model `sent` and from a batch of the target."""
+def meet(
+    home: Unlabelled,
+    side: TargetSide,
+    sent: Weights,
+    models: Mapping[str, Weights],
+    replies: Replies[Trained],
+    exchange: int,
+    rng: Rng,
+) -> Met:
+    """One step of {G_t, C_t}, from the `models` that the sites made of `sent` and from a batch of the target."""
     hyper, training = home.hyper(Hyper), home.plan.training
     drawn = rng.child("exchange", exchange)
     augment = build_augment(training.augment) if training.augment else None
     x = next(home.train.batches(training.batch_size, drawn, augment=augment)).x
-    models = {site: reply.model for site, reply in replies}
     with isolated_randomness(drawn):
         classes = len(home.plan.model.classes)
         alpha = attention(side.scratch, models, x, classes, hyper.attention, training.precision)
@@ -268,7 +275,8 @@ class Fada:
             replies = fed.ask(fed.labelled, train, each=each, expect=expect, model=sent, exchange=exchange)
             if exchange == 0:
                 exchanges = exchanges_of([reply.exchanges for _, reply in replies])
-            met = fed.at_home(meet, side=side, sent=sent, replies=replies, exchange=exchange)
+            models = clipped_models(fed, replies, sent)
+            met = fed.at_home(meet, side=side, sent=sent, models=models, replies=replies, exchange=exchange)
             if len(met.alpha) < len(replies):
                 fed.count("fada.unusable-model", len(replies) - len(met.alpha))
             if not all_finite(weights_of(side.net)):
@@ -294,6 +302,13 @@ class Fada:
         return plain_network(plan)
 
 
+def clipped_models(fed: Federation, replies: Replies[Trained], sent: Weights) -> dict[str, Weights]:
+    """What the sites made of the model `sent`, long updates clipped."""
+    sites = replies.answered
+    model_of = fed.clipped(sites, lambda site: replies[site].model, dict.fromkeys(sites, sent))
+    return {site: model_of(site) for site in sites}
+
+
 def exchanges_of(wanted: Sequence[int]) -> int:
     """Exchanges per round, from what each source says that its data fill. The median decides, so that no single site
     can make a round endless."""
@@ -306,6 +321,7 @@ FADA = About(
     "Peng et al., ICLR 2020",
     "sites that let features of single samples go to the coordinator, batch by batch",
     tasks=("classification",),
+    aggregation="clipped",
     counters={
         "fada.step-diverged": "An adversarial step gave NaN or infinite weights and was undone.",
         "fada.unusable-model": "A site's model gave NaN or infinite features and was left out of the exchange.",

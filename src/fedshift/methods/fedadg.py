@@ -237,8 +237,14 @@ class FedADG:
             fed.note("discriminator_loss", trained.discriminator_loss, site)
         # Every site has the same weight, whatever its number of samples.
         return State(
-            fed.average((trained.model, 1.0) for _, trained in replies),
-            fed.average((trained.generator, 1.0) for _, trained in replies),
+            fed.average(
+                lambda: ((trained.model, 1.0) for _, trained in replies), since=state.model, sites=replies.answered
+            ),
+            fed.average(
+                lambda: ((trained.generator, 1.0) for _, trained in replies),
+                since=state.generator,
+                sites=replies.answered,
+            ),
         )
 
     def models(self, state: State) -> Mapping[str, Weights]:

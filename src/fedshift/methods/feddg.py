@@ -161,7 +161,11 @@ class FedDG:
         replies = fed.ask(fed.labelled, train, each=each, model=state.model, others=None)
         for site, trained in replies:
             fed.note("train_loss", trained.loss, site)
-        model = fed.average((trained.model, trained.samples) for _, trained in replies)
+        model = fed.average(
+            lambda: ((trained.model, trained.samples) for _, trained in replies),
+            since=state.model,
+            sites=replies.answered,
+        )
         return State(model, spectra, {site: fed.round for site, _ in replies})
 
     def _collect(self, fed: Federation) -> Mapping[str, Tensor]:

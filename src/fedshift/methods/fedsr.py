@@ -160,7 +160,12 @@ class FedSR:
         for site, trained in replies:
             fed.note("train_loss", trained.loss, site)
         # DIFFERS: all sites share r(z|y). In the authors' code every site keeps its own, which aligns no two sites.
-        return State(fed.average((trained.model, trained.samples) for _, trained in replies))
+        model = fed.average(
+            lambda: ((trained.model, trained.samples) for _, trained in replies),
+            since=state.model,
+            sites=replies.answered,
+        )
+        return State(model)
 
     def models(self, state: State) -> Mapping[str, Weights]:
         return {SHARED: state.model}

@@ -184,6 +184,7 @@ SHOT = About(
     ("adapt",),
     "Liang et al., ICML 2020",
     tasks=("classification",),
+    aggregation="own",
     # Digits: 30 epochs at the source, 15 at the target.
     defaults={"rounds": 45, "batch_size": 64, "local_epochs": 1.0, "momentum": 0.9, "weight_decay": 1e-3},
     counters={

@@ -144,6 +144,18 @@ _ABSENCES = {
 }
 
 
+_ROBUST = {
+    "clipped": "an update was far longer than the others and counted less (aggregation: clipped)",
+    "left-out": "a model was far from the others and was left out (aggregation: krum)",
+    "count": "it stated far more samples than the others, and its weight was limited",
+    "negative-variance": "its model had running variances below 0, which were set to 0",
+}
+_UNGUARDED = (
+    "Models were averaged without a limit on the length of updates: the method does not say what model all sites"
+    " started from (`since` of `fed.average`)."
+)
+
+
 def explain_counter(name: str) -> str:
     """One sentence on what a counter of a run counts."""
     group, _, reason = name.partition(".")
@@ -157,6 +169,13 @@ def explain_counter(name: str) -> str:
         if reason == UNKNOWN_CODE:
             why = "with a code that fedshift does not have"
         return f"A step failed at a site ({why[:1].lower()}{why[1:]}); the site's log has the details."
+    if group == "robust":
+        what, _, site = reason.partition(".")
+        if what == "unguarded":
+            return _UNGUARDED
+        return (
+            f"{site or 'A site'}: {_ROBUST.get(what, what)}. Once or twice says little; in every round, ask the site."
+        )
     if name == "clipped.updates":
         return "An update was larger than the site's policy allows and was clipped before it left the site."
     if name == "skipped.files":

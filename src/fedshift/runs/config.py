@@ -15,7 +15,7 @@ from fedshift.data.attacks import parse_attack
 from fedshift.data.domain import LARGEST_IMAGE, SMALLEST_IMAGE
 from fedshift.errors import FedshiftError, InputError, nearest
 from fedshift.federation import codec
-from fedshift.federation.aggregation import RULES
+from fedshift.federation.aggregation import DEFAULT, RULES
 from fedshift.federation.plan import Setting
 from fedshift.federation.policy import Policy
 from fedshift.methods import METHODS, find_about, find_method
@@ -90,7 +90,8 @@ class RunConfig(BaseModel):
     quorum: float = Field(0.5, gt=0, le=1)
     deadline: float | None = Field(None, gt=0)
     max_update_norm: float = Field(1e6, gt=0)
-    aggregation: str = "mean"
+    aggregation: str = DEFAULT
+    bad_sites: int = Field(1, ge=0)
     evaluate_every: int = Field(1, ge=1)
     policy: dict[str, Any] = Field(default_factory=dict)
 
@@ -160,7 +161,7 @@ def make_config(values: Mapping[str, Any]) -> RunConfig:
     _check_types(Policy, config.policy, "policy")
     _check_policy(config.policy)
     _check_norm(config)
-    RULES.find(config.aggregation)
+    _check_aggregation(config)
     return config
 
 
@@ -189,7 +190,13 @@ def differing_keys(old: Mapping[str, Any], config: RunConfig) -> list[str]:
     if not isinstance(old.get(own) or {}, Mapping):
         return [own]
     return [
-        *_differing({**old, "norm": recorded_norm(old)}, new, {**_defaults(), **DEFAULTS, own: {}}, skip=own),
+        # Before there was such a key, models were averaged by the mean.
+        *_differing(
+            {"aggregation": "mean", **old, "norm": recorded_norm(old)},
+            new,
+            {**_defaults(), **DEFAULTS, own: {}},
+            skip=own,
+        ),
         *(f"{own}.{key}" for key in _differing(old.get(own) or {}, new[own] or {}, codec.plain(_check_hyper(own, {})))),
     ]
 
@@ -287,6 +294,18 @@ def _check_types(kind: type[Any], values: Mapping[str, Any], section: str) -> di
             wanted = codec.expected(hints[key])
             raise InputError("config-value", f"{section}.{shown}: {written} is not {wanted}") from None
     return checked
+
+
+def _check_aggregation(config: RunConfig) -> None:
+    RULES.find(config.aggregation)
+    about = find_about(config.method)
+    if about.aggregation != "any" and config.aggregation not in ("mean", "clipped"):
+        can_clip = " (mean and clipped can be chosen)" if about.aggregation == "clipped" else ""
+        raise InputError(
+            "config-value",
+            f"aggregation: {config.aggregation!r} needs a method that averages, and {about.name} combines models in its"
+            f" own way{can_clip}; leave it out",
+        )
 
 
 def _check_norm(config: RunConfig) -> None:

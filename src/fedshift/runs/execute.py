@@ -78,6 +78,10 @@ def run(
     directory, shown = RunDirectory(out), progress or Silent()
     if resume and config.norm == "auto" and config.freeze_norm is None and directory.config.exists():
         config = config.model_copy(update={"norm": recorded_norm(read_config(directory.config, "run-corrupt"))})
+    if resume and "aggregation" not in config.model_fields_set and directory.config.exists():
+        # Runs of earlier versions averaged without clipping unless told otherwise.
+        recorded = read_config(directory.config, "run-corrupt").get("aggregation", "mean")
+        config = config.model_copy(update={"aggregation": recorded})
     # A tracker that is not installed is an error before anything is begun.
     kind = ENGINES.find(config.engine)
     if kind.is_local:
@@ -215,7 +219,7 @@ class _Execution:
         self.fed.begin(round)
         before = dict(self.fed.counters)
         state = self.method.round(memory.state, self.fed)
-        if self.config.aggregation != "mean" and not self.fed.has_averaged:
+        if self.config.aggregation not in ("mean", "clipped") and not self.fed.has_averaged:
             raise InputError(
                 "config-value", f"aggregation: {self.config.method} combines models in its own way; leave it out"
             )

@@ -14,11 +14,12 @@ import torch
 
 from fedshift._version import __version__
 from fedshift.data import open_dataset
-from fedshift.data.attacks import parse_attack
+from fedshift.data.attacks import FORGED, parse_attack
 from fedshift.data.domain import VOID, Dataset, DataSource
 from fedshift.data.formats.base import CLASS_FILE
 from fedshift.data.formats.masks import VOID_NAME, tell_ids
 from fedshift.errors import InputError, nearest
+from fedshift.federation.aggregation import least_sites
 from fedshift.federation.engines import Engine
 from fedshift.federation.engines.inprocess import Parallel, Sequential
 from fedshift.federation.engines.workers import can_fork
@@ -88,7 +89,22 @@ def prepare(config: RunConfig, dataset: Dataset | None = None, *, is_local: bool
     if complete.weights is not None:
         weights_file(complete)  # Weights that are not there are an error before anything is begun.
     choices = told_choices(config, complete)
-    return Prepared(complete, dataset, roles, _plan(complete, dataset, roles), is_local, choices)
+    plan = _plan(complete, dataset, roles)
+    _check_sites(complete, roles, plan)
+    return Prepared(complete, dataset, roles, plan, is_local, choices)
+
+
+def _check_sites(config: RunConfig, roles: Roles, plan: Plan) -> None:
+    """Refuses a rule for averaging that needs more sites than train."""
+    is_by_clients = find_about(config.method).data == "source-copies"
+    training = roles.targets if is_by_clients else plan.sources
+    least = least_sites(config.aggregation, config.bad_sites)
+    if len(training) < least:
+        raise InputError(
+            "config-value",
+            f"aggregation: {config.aggregation} with bad_sites={config.bad_sites} needs at least {least} sites, and"
+            f" {len(training)} train in this run ({', '.join(training)}): lower bad_sites, or choose clipped or median",
+        )
 
 
 def _check_found_ids(dataset: Dataset, roles: Roles) -> list[str]:
@@ -113,8 +129,13 @@ def _check_found_ids(dataset: Dataset, roles: Roles) -> list[str]:
 
 
 def _check_attacks(config: RunConfig, roles: Roles) -> None:
+    # What a site sends can be forged without labels too.
+    asked = {name for person in roles.sites if person.role != "held-out" for name in person.domains}
     for attack in map(parse_attack, config.attack):
-        if attack.domain not in roles.source_domains:
+        if attack.kind in FORGED and attack.domain not in asked:
+            message = f"attack {attack}: {attack.domain!r} sends nothing it has learned in this run."
+            raise InputError("config-roles", f"{message} {nearest(attack.domain, asked)}")
+        if attack.kind not in FORGED and attack.domain not in roles.source_domains:
             message = f"attack {attack}: {attack.domain!r} does not train with labels in this run."
             raise InputError("config-roles", f"{message} {nearest(attack.domain, roles.source_domains)}")
 
@@ -154,7 +175,7 @@ def open_federation(
         sources=roles.sources,
         targets=roles.targets,
         home_host=home,
-        rules=Rules(config.quorum, config.deadline, config.max_update_norm, config.aggregation),
+        rules=Rules(config.quorum, config.deadline, config.max_update_norm, config.aggregation, config.bad_sites),
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from fedshift.bench.grid import as_suite
-from fedshift.bench.papers import copa, csac, dualadapt, kd3a
+from fedshift.bench.papers import copa, csac, dualadapt, kd3a, robust
 from fedshift.bench.papers.selection import SELECTION
 from fedshift.bench.suite import Suite
 from fedshift.errors import InputError, nearest
 
-EXPERIMENTS = (*copa.EXPERIMENTS, *csac.EXPERIMENTS, *kd3a.EXPERIMENTS, *dualadapt.EXPERIMENTS)
+EXPERIMENTS = (*copa.EXPERIMENTS, *csac.EXPERIMENTS, *kd3a.EXPERIMENTS, *dualadapt.EXPERIMENTS, *robust.EXPERIMENTS)
 
 
 def _position(suite: Suite) -> tuple[bool, str, str]:

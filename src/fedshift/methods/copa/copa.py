@@ -157,15 +157,24 @@ class Copa:
 
     def _round(self, state: State, fed: Federation) -> State:
         replies = train_locally(state, fed, self.hyper, train)
-        state = collected(state, replies)
+        state = collected(state, replies, fed)
         apart = state.apart
-        latest = (reply.extractor for _, reply in replies)
-        extractors = (apart[site] for site in sorted(apart) if state.trained[site]) if apart else latest
-        return dataclasses.replace(state, extractor=self._aggregate(fed, extractors))
+        if apart:
+            sites = [site for site in sorted(apart) if state.trained[site]]
+            # Sites that never share a model have nothing in common to measure updates from.
+            return dataclasses.replace(state, extractor=self._aggregate(fed, apart.__getitem__, sites, None))
+        return dataclasses.replace(state, extractor=self._aggregate_replies(fed, replies, state.extractor))
 
-    def _aggregate(self, fed: Federation, extractors: Iterable[Weights]) -> dict[str, Tensor]:
-        alike = ((extractor, 1.0) for extractor in extractors)  # Eq. (6), alpha_i = 1/n
-        return aggregated(fed, alike, self.hyper.noise)
+    def _aggregate_replies(
+        self, fed: Federation, replies: Replies[Trained] | Replies[TrainedTogether], since: Weights
+    ) -> dict[str, Tensor]:
+        return self._aggregate(fed, lambda site: replies[site].extractor, replies.answered, since)
+
+    def _aggregate(
+        self, fed: Federation, extractor_of: Callable[[str], Weights], sites: Sequence[str], since: Weights | None
+    ) -> dict[str, Tensor]:
+        # Eq. (6), alpha_i = 1/n
+        return aggregated(fed, lambda: ((extractor_of(site), 1.0) for site in sites), since, sites, self.hyper.noise)
 
     def _round_together(self, state: State, fed: Federation) -> State:
         sites = sorted(state.heads)
@@ -173,9 +182,11 @@ class Copa:
         replies = fed.ask(fed.labelled, train_together, extractor=state.extractor, heads=heads)
         for site, reply in replies:
             fed.note("train_loss", reply.loss, site)
-        mean = fed.average((reply.heads, 1.0) for _, reply in replies)
+        mean = fed.average(
+            lambda: ((reply.heads, 1.0) for _, reply in replies), since=heads, sites=replies.answered, stated=False
+        )
         return State(
-            extractor=self._aggregate(fed, (reply.extractor for _, reply in replies)),
+            extractor=self._aggregate_replies(fed, replies, state.extractor),
             heads={site: below(f"{number}.", mean) for number, site in enumerate(sites)},
             trained={**state.trained, **dict.fromkeys(replies.answered, True)},
             first_head=state.first_head,
@@ -230,13 +241,16 @@ def frozen_for(site: str, state: State, hyper: Hyper) -> dict[str, Weights]:
     return {other: state.heads[other] for other in others if state.trained[other]}
 
 
-def collected(state: State, replies: Iterable[tuple[str, Trained]]) -> State:
-    """`state` with the classifiers, and without iteration the extractors, of the sites that answered."""
+def collected(state: State, replies: Replies[T], fed: Federation, sites: Sequence[str] | None = None) -> State:
+    """`state` with the classifiers, and without iteration the extractors, of the sites that answered (or of `sites`).
+    Classifiers judge at other sites and predict: one that is far longer than the others' is clipped."""
     heads, trained, apart = dict(state.heads), dict(state.trained), dict(state.apart)
-    for site, reply in replies:
-        heads[site], trained[site] = reply.head, True
+    answered = replies.answered if sites is None else sites
+    head_of = fed.clipped(answered, lambda site: replies[site].head, state.heads)
+    for site in answered:
+        heads[site], trained[site] = head_of(site), True
         if apart:
-            apart[site] = reply.extractor
+            apart[site] = replies[site].extractor
     return dataclasses.replace(state, heads=heads, trained=trained, apart=apart)
 
 

@@ -170,10 +170,19 @@ class CopaUda:
         is_kept = confidence > self.hyper.threshold
         alpha = self._weights(sites, opinions, labels, is_kept, fed)
         # Step 3. A site whose model is unusable is treated as one that gave no answer.
-        models = (model for model in self._local_models(state, replies, fed) if model.site in alpha)
-        weighted = ((model.extractor, alpha[model.site]) for model in models)
-        extractor = aggregated(fed, weighted, self.hyper.noise)  # Eq. (6)
-        state = collected(state, ((site, reply) for site, reply in replies if site in alpha))
+        before = state
+        extractor = aggregated(  # Eq. (6)
+            fed,
+            lambda: (
+                (model.extractor, alpha[model.site])
+                for model in self._local_models(before, replies, fed)
+                if model.site in alpha
+            ),
+            None if state.apart else state.extractor,
+            sites,
+            self.hyper.noise,
+        )
+        state = collected(state, replies, fed, [site for site in replies.answered if site in alpha])
         state = dataclasses.replace(state, extractor=extractor)
         return self._fine_tuned(state, fed, labels, is_kept)  # Step 4; step 5 is the next round's broadcast
 

@@ -214,9 +214,16 @@ def second_look(hyper: Hyper, plan: Plan, rng: Rng) -> Look | None:
 # --- Eq. (6) ------------------------------------------------------------------------------------------------------
 
 
-def aggregated(fed: Federation, extractors: Iterable[tuple[Weights, float]], noise: float) -> dict[str, Tensor]:
-    """F_t = sum_i alpha_i F_i, with Gaussian noise of deviation `noise`. The weights alpha_i need not sum to 1."""
-    mean = fed.average(extractors)  # Eq. (6)
+def aggregated(
+    fed: Federation,
+    extractors: Callable[[], Iterable[tuple[Weights, float]]],
+    since: Weights | None,
+    sites: Sequence[str],
+    noise: float,
+) -> dict[str, Tensor]:
+    """F_t = sum_i alpha_i F_i, with Gaussian noise of deviation `noise`. The weights alpha_i need not sum to 1. `since`
+    is F_t of the round before, if the sites started from it, and `sites` have the extractors."""
+    mean = fed.average(extractors, since=since, sites=sites, stated=False)  # Eq. (6)
     if noise == 0:
         return mean
     # Never from the run's seed: the noise protects against sites and readers of the model file, who know the seed and

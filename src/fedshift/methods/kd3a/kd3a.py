@@ -8,7 +8,7 @@ functional/moments.py, what the target does with them in kd3a/target.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.errors import InputError, nearest
-from fedshift.federation.federation import Federation, Replies
+from fedshift.federation.federation import Federation
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Count, Metric, Release, Weights
 from fedshift.federation.site import Labelled, Unlabelled
@@ -114,10 +114,13 @@ class KD3A:
         order = home.train.stretch(*passes_of(home))
         samples = first_visits(order)
         choices = self.choices
+        sites = replies.answered
+        started = {site: {**state.model, **state.heads.get(site, {})} for site in sites}
+        model_of = fed.clipped(sites, lambda site: replies[site].model, started)
         heard = fed.at_home(
             hear,
-            teachers=replies.answered,
-            model_of=lambda site: replies[site].model,
+            teachers=sites,
+            model_of=model_of,
             samples=samples,
             mode=choices.teachers,
             distance=choices.weighting if choices.weighting in ("h-divergence", "info-gain") else None,
@@ -137,13 +140,14 @@ class KD3A:
             lesson=Lesson(samples, *self._labels(votes)),
             choices=choices,
         )
-        sizes = {site: max(1, replies[site].samples) for site in heard.sites}
+        stated = [max(1, replies[site].samples) for site in heard.sites]
+        sizes = dict(zip(heard.sites, fed.believable(stated, heard.sites), strict=True))
         weights = round_weights(heard, votes, rule, sizes, self.hyper, fed)  # line 11
         weights = smoothed(weights, state.weights, choices.smoothing)
         is_usable = all_finite(student)
         if is_usable:
             fed.note("train_loss", loss, home.name)
-        return self._aggregate(state, replies, heard, student if is_usable else None, weights, samples, fed)
+        return self._aggregate(state, model_of, heard, student if is_usable else None, weights, samples, fed)
 
     # --- Knowledge vote, sec. 3.2 ---
 
@@ -170,7 +174,7 @@ class KD3A:
     def _aggregate(
         self,
         state: State,
-        replies: Replies[Trained],
+        model_of: Callable[[str], Weights],
         heard: Heard,
         student: Weights | None,
         weights: Mapping[str, float],
@@ -185,7 +189,7 @@ class KD3A:
 
         def members() -> Iterator[tuple[Weights, float]]:
             for site in heard.sites:
-                yield {**replies[site].model, **heard.statistics.get(site, {})}, used[site]
+                yield {**model_of(site), **heard.statistics.get(site, {})}, used[site]
             if student is not None:
                 yield student, used[target]
 
@@ -196,7 +200,7 @@ class KD3A:
             model |= _head(student or state.model)
         if self.choices.mmd:
             model = self._aligned(model, members(), samples, fed)
-        heads = {**state.heads, **{site: _head(replies[site].model) for site in heard.sites if site in state.heads}}
+        heads = {**state.heads, **{site: _head(model_of(site)) for site in heard.sites if site in state.heads}}
         return State(model, heads, {**state.weights, **weights})
 
     def _aligned(
@@ -267,6 +271,7 @@ ABOUT = About(
     tasks=("classification",),
     uses_statistics=True,
     needs_statistics=_needs_statistics,
+    aggregation="clipped",
     # Digit-5; lr is the architecture's (0.05 for digits-kd3a, 0.005 for resnet101). See docs/methods/kd3a.md.
     defaults={
         "batch_size": 100,

@@ -24,7 +24,7 @@ from fedshift.methods.kd3a.target import Heard
 
 
 def round_weights(
-    heard: Heard, votes: Consensus, rule: Rule, sizes: Mapping[str, int], hyper: Hyper, fed: Federation
+    heard: Heard, votes: Consensus, rule: Rule, sizes: Mapping[str, float], hyper: Hyper, fed: Federation
 ) -> dict[str, float]:
     """alpha of one round, summing to 1, for the sources in `heard`, of `sizes` N_k, and for the target."""
     choices, target = hyper.choices(), fed.home

@@ -1,0 +1,105 @@
+"""The suites `robust/sites` and `robust/clients`: hostile sites, and rules for averaging that stand them. No paper's
+tables: a study on built-in data."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from fedshift.bench import recipes
+from fedshift.bench.columns import DomainRoles, Layout
+from fedshift.bench.grid import Experiment
+from fedshift.bench.jobs import Column, Row
+from fedshift.bench.records import Record
+from fedshift.bench.suite import Drawn, SuiteRequest
+from fedshift.bench.tables import Sheet, Value
+from fedshift.data.attacks import parse_attack
+
+SOURCE = "no paper: a practical question"
+
+FORGERIES = {
+    "sign flip x1": "sign-flip:{site}:1",
+    "sign flip x10": "sign-flip:{site}:10",
+    "sign flip x100": "sign-flip:{site}:100",
+    "constant": "constant:{site}",
+    "noise x10": "scaled-noise:{site}:10",
+    "forged count": "forged-count:{site}",
+}
+ATTACKS = {**FORGERIES, "30 % wrong labels": "poison:{site}:0.3"}
+BAD = {1: "one bad site", 2: "two bad sites"}
+"""The second and the fourth of the sites that train: neither the most unusual ones nor neighbours."""
+
+
+def under_attack(attacks: dict[str, str], *, clients: bool) -> Layout:
+    """All sites honest, then each attack by one and by two sites."""
+
+    def layout(roles: DomainRoles) -> list[Column]:
+        kept = roles.home if clients else roles.targets[0]
+        own = {"home": kept, "setting": "multi-adapt"} if clients else {"target": kept}
+        bad = roles.others(kept)[1::2]
+        return [Column("none", own)] + [
+            Column(f"{attack}, {count}", {**own, "attack": [text.format(site=site) for site in bad[:count]]})
+            for attack, text in attacks.items()
+            for count in BAD
+        ]
+
+    return layout
+
+
+def rows(label: str, method: str, *rules: str) -> list[Row]:
+    return [Row(f"{label}, {rule}", method, {"aggregation": rule}) for rule in rules]
+
+
+def accuracy_under_attack(records: Sequence[Record], request: SuiteRequest) -> Drawn:
+    """A sheet for each number of bad sites: rows x attacks, the last round's accuracy in per cent. Of several targets,
+    the mean over those that are honest; `-` where the attack ended the run."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for record in records:
+        bad = {parse_attack(text).domain for text in record.settings.get("attack") or ()}
+        honest = [scores["last"] for target, scores in record.scores.items() if target not in bad]
+        found.setdefault((record.row, record.column), []).append(statistics.fmean(honest))
+    labels = list(dict.fromkeys(row for row, _ in found))
+    attacks = [name for name in ATTACKS if any(column.startswith(name) for _, column in found)]
+
+    def cell(row: str, column: str) -> Value:
+        scores = found.get((row, column))
+        return None if scores is None else f"{100 * statistics.fmean(scores):.1f}"
+
+    sheets = []
+    for count, title in BAD.items():
+        columns = {"none": "none"} | {attack: f"{attack}, {count}" for attack in attacks}
+        if any((row, f"{attack}, {count}") in found for row in labels for attack in attacks):
+            values = {row: [cell(row, column) for column in columns.values()] for row in labels}
+            sheets.append(Sheet(f"accuracy under attack, {title}", tuple(columns), values))
+    return sheets, []
+
+
+EXPERIMENTS = (
+    Experiment(
+        "robust/sites",
+        SOURCE,
+        "Which rule for averaging stands one or two hostile sites of five, and what does it cost where all are honest?",
+        (
+            *rows("FedAvg", "fedavg", "mean", "clipped", "median", "trimmed", "krum"),
+            *rows("COPA", "copa", "mean", "clipped", "median"),
+            *rows("CSAC", "csac", "mean", "clipped"),
+            *rows("KD3A", "kd3a", "mean", "clipped"),
+        ),
+        under_attack(ATTACKS, clients=False),
+        (recipes.CSAC_ROTATED.at("M30").with_seeds(0),),
+        recipes.ATTACKED,
+        tables=False,
+        draw=accuracy_under_attack,
+    ),
+    Experiment(
+        "robust/clients",
+        SOURCE,
+        "What can one or two hostile clients of five do to the others in DualAdapt?",
+        tuple(rows("DualAdapt", "dualadapt", "mean", "clipped")),
+        under_attack(FORGERIES, clients=True),
+        (recipes.DUAL_DIGIT_FIVE.with_seeds(0),),
+        recipes.ATTACKED_CLIENTS,
+        tables=False,
+        draw=accuracy_under_attack,
+    ),
+)
