@@ -1,4 +1,4 @@
-"""What most methods do where data is, at a site or at the target: load weights, train with SGD, give weights back."""
+"""The work that most methods do at a site or at the target: load weights, train with SGD, give weights back."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SharedModel:
 
 
 class SharedModelMethod:
-    """What a method gets that leaves a part out (`fedshift.methods.complete`): one shared model, no keys."""
+    """The parts that a method may leave out (`fedshift.methods.complete`): one shared model, no keys."""
 
     hyper_type: ClassVar[type[Any]] = NoKeys
     state_type: ClassVar[type[Any]] = SharedModel
