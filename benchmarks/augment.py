@@ -75,7 +75,7 @@ def main() -> None:
             theirs.append(milliseconds(lambda images=images: pillow_loop(images, draws)) / batch)
         ours_median, theirs_median = float(np.median(ours)), float(np.median(theirs))
         print(
-            f"{side:4d} px, batch {batch}: ours {ours_median:.3f} ms an image, "
+            f"{side:4d} px, batch {batch}: ours {ours_median:.3f} ms per image, "
             f"Pillow loop {theirs_median:.3f} ms, ratio {ours_median / theirs_median:.2f}"
         )
 

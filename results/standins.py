@@ -3,7 +3,7 @@
 python results/standins.py DIGITS/mnist.npz STANDINS
 fedshift train --method dualadapt --data-dir STANDINS --home home ...
 
-The home keeps 4,000 of its training images. The others are changed in four ways, one a client; so are 700 of its test
+The home keeps 4,000 of its training images. The others are changed in four ways, one per client; so are 700 of its test
 images, whose labels the scores are made with. No data of any real client is used.
 """
 

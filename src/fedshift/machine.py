@@ -1,4 +1,4 @@
-"""What the machine is like that this process runs on, and how it asks for memory."""
+"""How this process asks for memory, and which number format this processor computes fast."""
 
 from __future__ import annotations
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,66 @@ def target_images(fed: Any) -> Tensor:
 )
 def test_both_halves_get_a_round_where_there_are_two(rounds: int, share: float, expected: int) -> None:
     assert source_rounds(rounds, share) == expected
+
+
+def test_each_half_has_a_whole_schedule_of_its_own(open_federation: Any) -> None:
+    """Four rounds of the sites and two of the target, by hand: half a cosine from 0.08 to 0.02 over each part."""
+    _, _, fed = open_federation(rounds=6, lr=0.08, lr_min=0.02, schedule="cosine")
+    rates = [shot.lr_of_part(fed.plan.training, shot.Hyper(), number) for number in range(1, 7)]
+    wave = 0.03 * math.sqrt(0.5)
+    assert rates == pytest.approx([0.08, 0.05 + wave, 0.05, 0.05 - wave, 0.08, 0.05])
+
+
+@pytest.mark.parametrize(("number", "expected"), [(4, 0.05 - 0.03 * math.sqrt(0.5)), (5, 0.08)])
+def test_training_steps_at_the_rate_of_its_half(number: int, expected: float, open_federation: Any) -> None:
+    """The last round of the sites and the first of the target: one step of SGD with one batch shows the rate."""
+    keys = {"rounds": 6, "lr": 0.08, "lr_min": 0.02, "schedule": "cosine", "momentum": 0.0, "weight_decay": 0.0}
+    _, base, fed = open_federation(**keys)
+    fed.begin(number)
+    before = weights_of(base)
+
+    def moved() -> Tensor:
+        if number == 4:
+            after = fed.ask(("amber",), shot.train_source, model=before, epochs=1.0)["amber"].model
+        else:
+            after = fed.at_home(shot.adapt, model=before, source="amber").model
+        key = next(key for key in before if key.startswith("backbone.") and key.endswith("weight"))
+        return after[key] - before[key]
+
+    cosine = moved()
+    _, _, fed = open_federation(**keys | {"schedule": "constant", "lr": 0.08})
+    fed.begin(number)
+    torch.testing.assert_close(cosine, moved() * (expected / 0.08), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("epochs", "expected"), [(1.0, 1), (3.0, 3), (2.5, 3), (0.5, 1)])
+def test_pseudo_labels_are_new_in_every_epoch(
+    epochs: float, expected: int, open_federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, base, fed = open_federation(local_epochs=epochs)
+    seen: list[Tensor] = []
+    plain = shot.pseudo_labels
+
+    def counted(net: Any, home: Any) -> Tensor | None:
+        seen.append(weights_of(net)["backbone." + next(iter(dict(net.backbone.named_parameters())))])
+        return plain(net, home)
+
+    monkeypatch.setattr(shot, "pseudo_labels", counted)
+    fed.at_home(shot.adapt, model=weights_of(base), source="amber")
+    assert len(seen) == expected
+    assert all(not torch.equal(one, other) for one, other in itertools.pairwise(seen))
+
+
+def test_training_that_diverges_between_two_epochs_is_undone(
+    open_federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, base, fed = open_federation(local_epochs=2.0)
+    good = weights_of(base)
+    answers = iter([shot.pseudo_labels(base, fed.home), None])
+    monkeypatch.setattr(shot, "pseudo_labels", lambda net, home: next(answers))
+    after = method.round(StateAlone({"amber": good}, {"amber": True}), fed)
+    assert fed.counters == {"shot.adaptation-diverged": 1} and after.trained == {"amber": True}
+    assert all(torch.equal(after.models["amber"][key], good[key]) for key in good)
 
 
 def test_sites_are_asked_in_the_first_rounds_only(tiny_data: Path, tmp_path: Path) -> None:

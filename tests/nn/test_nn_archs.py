@@ -59,7 +59,7 @@ def test_the_bottleneck_of_csacs_authors_by_hand() -> None:
 
 
 def test_parameter_counts_of_digit_nets_by_hand() -> None:
-    # Convolutions with bias, norms with two numbers a channel; 32 pixels, 10 classes.
+    # Convolutions with bias, norms with two numbers per channel; 32 pixels, 10 classes.
     copa = (27 * 64 + 64 + 128) + 3 * (9 * 64 * 64 + 64 + 128) + (4 * 64 * 10 + 10)
     kd3a_convs = (75 * 64 + 64 + 128) + (25 * 64 * 64 + 64 + 128) + (25 * 64 * 128 + 128 + 256)
     kd3a = kd3a_convs + 8192 * 10 + 10

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,16 @@ def test_schedules_by_hand() -> None:
     assert training("cosine").lr_at(1) == pytest.approx(0.1)
     assert training("cosine").lr_at(6) == pytest.approx(0.05)
     assert training("cosine", 0.02).lr_at(6) == pytest.approx(0.06)
+    # One round late, as in the code of KD3A's authors: rounds 1 and 2 have the first rate.
+    late = [training("cosine:1").lr_at(r) for r in (1, 2, 7, 10)]
+    assert late == pytest.approx([0.1, 0.1, 0.05, 0.05 * (1 + math.cos(0.8 * math.pi))])
     assert [training("step:4:0.1").lr_at(r) for r in (1, 4, 5, 9)] == pytest.approx([0.1, 0.1, 0.01, 0.001])
+
+
+@pytest.mark.parametrize("schedule", ["cosine:", "cosine:-1", "cosine:x", "cosine:1:2", "step:0:0.1", "step:a:0.1"])
+def test_a_schedule_that_makes_no_sense_is_refused(schedule: str) -> None:
+    with pytest.raises(InputError, match="schedule"):
+        training(schedule).lr_at(1)
 
 
 def test_what_is_chosen_leaves_out_every_default() -> None:

@@ -126,3 +126,20 @@ def test_measured_statistics_are_the_plain_mean_over_batches(variant: Any) -> No
     assert torch.allclose(found[f"{name}.running_mean"], means, atol=1e-5)
     assert torch.allclose(found[f"{name}.running_var"], variances, rtol=1e-4)
     assert not any(part.training for part in tracking_layers(net).values())
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"method": "fedavg", "setting": "adapt"}, "chosen: norm=own (a rule: nothing else in fedavg adapts;"),
+        ({"method": "adabn"}, "chosen: norm=own (that is what adabn is)"),
+        ({"method": "kd3a"}, "chosen: norm=average (as papers have it, not what was measured best)"),
+        ({"method": "kd3a", "norm": "average"}, ""),
+        ({"method": "fedavg"}, ""),
+    ],
+)
+def test_the_first_line_says_what_was_chosen_and_from_what(
+    given: dict[str, Any], expected: str, tiny_data: Path
+) -> None:
+    told = prepare(make_config({**given, "data_dir": tiny_data, "target": "dim", "arch": "digits-copa"})).choices
+    assert told.startswith(expected) and bool(told) == bool(expected)

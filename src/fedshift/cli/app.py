@@ -13,8 +13,8 @@ from fedshift.cli.audit import audit_app
 from fedshift.errors import SITE_FAILED, STOPPED, InputError
 
 PANELS = {
-    "Data": ("check-data", "list"),
-    "Train": ("demo", "train", "ui", "doctor"),
+    "Data": ("list", "check-data"),
+    "Train": ("train", "ui", "demo", "doctor"),
     "Use": ("predict", "weights"),
     "Compare": ("report", "bench"),
     "Trust": ("privacy", "audit", "cost"),

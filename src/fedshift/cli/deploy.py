@@ -37,7 +37,7 @@ def init(
     typer.echo(f"coordinator   {folder / 'coordinator'}")
     for kit in given:
         typer.echo(f"hand out      {kit}")
-    typer.echo(f"keep offline  {folder / 'authority'}   (whoever has it can add sites)")
+    typer.echo(f"keep offline  {folder / 'authority'}   (its owner can add sites)")
 
 
 @site_app.command("check")

@@ -300,7 +300,7 @@ class Federation:
         return replies
 
     def _outcomes(self, requests: Sequence[Request]) -> Iterator[tuple[str, bytes | Failure]]:
-        """What the coordinator's own data answers never travels; everyone else is asked through the engine."""
+        """Every site's answer. The coordinator's own data is asked here; all other sites through the engine."""
         home = self.home_host
         away = [request for request in requests if home is None or request.site != home.spec.name]
         for request in requests:

@@ -48,19 +48,28 @@ class Training:
         return self.lr_at(round) * (self.backbone_lr_factor if key.startswith("backbone.") else 1.0)
 
     def lr_at(self, round: int) -> float:
-        """The learning rate of a round (1 .. rounds). Schedules: constant, cosine, step:EVERY:FACTOR."""
-        name, *arguments = self.schedule.split(":")
-        if name == "constant" and not arguments:
-            return self.lr
-        if name == "cosine" and not arguments:
-            share = (round - 1) / max(self.rounds, 1)
-            lowest = min(self.lr, self.lr_min)  # A method's lowest rate may be above the first one of another network.
-            return lowest + 0.5 * (self.lr - lowest) * (1 + math.cos(math.pi * share))
-        if name == "step" and len(arguments) == 2:
-            return max(self.lr * float(arguments[1]) ** ((round - 1) // int(arguments[0])), self.lr_min)
+        """The learning rate of a round (1 .. rounds). Schedules: constant, cosine, cosine:DELAY (begins DELAY rounds
+        later and ends where it is by then), step:EVERY:FACTOR."""
+        match self.schedule.split(":"):
+            case ["constant"]:
+                return self.lr
+            case ["cosine", *delay] if not delay or (len(delay) == 1 and delay[0].isdecimal()):
+                share = max(round - 1 - int(delay[0] if delay else 0), 0) / max(self.rounds, 1)
+                lowest = min(self.lr, self.lr_min)  # A method's lowest rate may be above the first of another network.
+                return lowest + 0.5 * (self.lr - lowest) * (1 + math.cos(math.pi * share))
+            case ["step", every, factor] if _is_step(every, factor):
+                return max(self.lr * float(factor) ** ((round - 1) // int(every)), self.lr_min)
         raise InputError(
-            "config-value", f"schedule: {self.schedule!r} is not one of constant, cosine, step:EVERY:FACTOR"
+            "config-value",
+            f"schedule: {self.schedule!r} is not one of constant, cosine, cosine:DELAY, step:EVERY:FACTOR",
         )
+
+
+def _is_step(every: str, factor: str) -> bool:
+    try:
+        return int(every) >= 1 and 0 <= float(factor) < math.inf
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)

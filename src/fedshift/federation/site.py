@@ -36,7 +36,7 @@ _NAME_OF_STATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 class SiteStore:
-    """Named trees, one file a round: `<name>@<round>.safetensors`, each with its checksum, name and round inside. A
+    """Named trees, one file per round: `<name>@<round>.safetensors`, each with its checksum, name and round inside. A
     damaged file is a `run-corrupt` error: going on without it would end in another model."""
 
     def __init__(self, folder: Path) -> None:

@@ -1,5 +1,5 @@
-"""Where the coordinator cannot look at the data itself: sites say what they have before there is a plan, and from that
-the coordinator knows the task, the classes and the shape of inputs that all of them must agree on."""
+"""For a coordinator that cannot look at the data: before there is a plan, sites say what they have. From that it
+learns the task, the classes and the shape of inputs, in which all sites must agree."""
 
 from __future__ import annotations
 

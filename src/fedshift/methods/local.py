@@ -1,4 +1,4 @@
-"""What most methods do where data is, at a site or at the target: load weights, train with SGD, give weights back."""
+"""The work that most methods do at a site or at the target: load weights, train with SGD, give weights back."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SharedModel:
 
 
 class SharedModelMethod:
-    """What a method gets that leaves a part out (`fedshift.methods.complete`): one shared model, no keys."""
+    """The parts that a method may leave out (`fedshift.methods.complete`): one shared model, no keys."""
 
     hyper_type: ClassVar[type[Any]] = NoKeys
     state_type: ClassVar[type[Any]] = SharedModel
@@ -108,19 +108,20 @@ def augmentation(plan: Plan) -> PairAugment | None:
     return lambda x, y, generator: (augment(x, generator), y)
 
 
-def sgd(site: Site, *modules: nn.Module) -> torch.optim.Optimizer:
-    """New SGD at the round's learning rate; for backbones at `backbone_lr_factor` times that rate."""
+def sgd(site: Site, *modules: nn.Module, lr: float | None = None) -> torch.optim.Optimizer:
+    """New SGD at the rate `lr`, by default the round's; for backbones at `backbone_lr_factor` times that rate."""
     training = site.plan.training
+    rate = site.lr if lr is None else lr
     parts = [part for module in modules for part in module.modules() if isinstance(part, Backbone)]
     in_backbones = {parameter for part in parts for parameter in part.parameters()}
     parameters = [parameter for module in modules for parameter in module.parameters()]
     groups = [
-        {"params": [p for p in parameters if p in in_backbones], "lr": site.lr * training.backbone_lr_factor},
-        {"params": [p for p in parameters if p not in in_backbones], "lr": site.lr},
+        {"params": [p for p in parameters if p in in_backbones], "lr": rate * training.backbone_lr_factor},
+        {"params": [p for p in parameters if p not in in_backbones], "lr": rate},
     ]
     return torch.optim.SGD(
         [group for group in groups if group["params"]],
-        lr=site.lr,
+        lr=rate,
         momentum=training.momentum,
         weight_decay=training.weight_decay,
         fused=True,

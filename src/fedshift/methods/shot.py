@@ -6,7 +6,8 @@ Domain Adaptation. ICML 2020.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from fedshift.data.augment import build_augment
 from fedshift.data.batches import UnlabelledBatch
 from fedshift.federation.federation import Federation
-from fedshift.federation.plan import Plan
+from fedshift.federation.plan import Plan, Training
 from fedshift.federation.releases import Weights
 from fedshift.federation.site import Labelled, Unlabelled
 from fedshift.federation.step import Step, step
@@ -70,7 +71,7 @@ def train_source(site: Labelled, model: Weights, epochs: float, rng: Rng) -> Tra
     hyper, training = site.hyper(Hyper), site.plan.training
     net = with_weights(plain_network(site.plan), model, site.device).train()
     batches = site.train.batches(training.batch_size, rng, epochs, augmentation(site.plan))
-    optimizer, smoothing = sgd(site, net), hyper.smoothing
+    optimizer, smoothing = sgd(site, net, lr=lr_of_part(training, hyper, site.round)), hyper.smoothing
     loss = train_batches(
         batches, lambda b: cross_entropy(net(b.x), b.y, smoothing=smoothing), optimizer, training.precision
     )  # Eq. (2)
@@ -82,30 +83,40 @@ def train_source(site: Labelled, model: Weights, epochs: float, rng: Rng) -> Tra
 
 @dataclass(frozen=True)
 class Adapted:
-    model: Weights
+    """`model` is None if training diverged."""
+
+    model: Weights | None
     loss: float
 
 
 def adapt(home: Unlabelled, model: Weights, source: str, rng: Rng) -> Adapted | None:
-    """Trains one source's model at the target for one round: its extractor learns, its classifier is frozen. None if
-    its predictions are NaN or infinite."""
+    """Trains one source's model at the target for one round, with new pseudo labels in every epoch: its extractor
+    learns, its classifier is frozen. None if the predictions of `model` are NaN or infinite."""
     hyper, training = home.hyper(Hyper), home.plan.training
     net = cast(Network, with_weights(plain_network(home.plan), model, home.device))
-    labels = pseudo_labels(net, home)
-    if labels is None:
-        return None
-    net.train()
-    net.head.requires_grad_(False).eval()
+    net.head.requires_grad_(False)
+    optimizer = sgd(home, net.backbone, lr=lr_of_part(training, hyper, home.round))
+    augment = build_augment(training.augment) if training.augment else None
+    total = 0.0
+    for epoch in range(math.ceil(training.local_epochs)):
+        labels = pseudo_labels(net, home)
+        if labels is None:
+            return Adapted(None, math.nan) if epoch else None
+        net.train()
+        net.head.eval()
+        share = min(1.0, training.local_epochs - epoch)  # The last epoch may be a part of one.
+        batches = home.train.batches(training.batch_size, rng.child(source, epoch), share, augment)
+        total += share * train_batches(batches, _loss(net, labels, hyper), optimizer, training.precision)
+    return Adapted(weights_of(net), total / training.local_epochs)
 
+
+def _loss(net: Network, labels: Tensor, hyper: Hyper) -> Callable[[UnlabelledBatch], Tensor]:
     def loss_of(batch: UnlabelledBatch) -> Tensor:
         scores = net(batch.x)
         loss = entropy(scores) + hyper.diversity * diversity(scores)  # Eq. (3)
         return loss + hyper.beta * cross_entropy(scores, labels[batch.index].to(scores.device))  # Eq. (7)
 
-    augment = build_augment(training.augment) if training.augment else None
-    batches = home.train.batches(training.batch_size, rng.child(source), training.local_epochs, augment)
-    loss = train_batches(batches, loss_of, sgd(home, net.backbone), training.precision)
-    return Adapted(weights_of(net), loss)
+    return loss_of
 
 
 def pseudo_labels(net: Network, home: Unlabelled) -> Tensor | None:
@@ -154,7 +165,7 @@ class Shot:
             if adapted is None:
                 fed.count("shot.unusable-model")
                 trained[site] = False
-            elif not all_finite(adapted.model):
+            elif adapted.model is None or not all_finite(adapted.model):
                 fed.count("shot.adaptation-diverged")
             else:
                 fed.note("adaptation_loss", adapted.loss, site)
@@ -177,6 +188,14 @@ class Shot:
 def source_rounds(rounds: int, share: float) -> int:
     """In how many rounds sites train: at least 1, and at most `rounds` - 1 if there are two or more."""
     return max(1, min(round(share * rounds), rounds - 1))
+
+
+def lr_of_part(training: Training, hyper: Hyper, number: int) -> float:
+    """The learning rate of round `number`. The sites' rounds and the target's have a whole schedule each."""
+    first = source_rounds(training.rounds, hyper.source_rounds)
+    if number <= first:
+        return replace(training, rounds=first).lr_at(number)
+    return replace(training, rounds=training.rounds - first).lr_at(number - first)
 
 
 SHOT = About(

@@ -1,5 +1,5 @@
-"""`norm: own`: whoever uses a model normalises by its own data. The weights stay; what BatchNorm layers remember is
-measured anew, on inputs without labels.
+"""`norm: own`: a target or client that uses the model normalises by its own data. The weights stay; the statistics of
+BatchNorm layers are measured again, on inputs without labels.
 
 Y. Li, N. Wang, J. Shi, J. Liu, X. Hou: Revisiting Batch Normalization for Practical Domain Adaptation. ICLR workshops
 2017 (AdaBN).

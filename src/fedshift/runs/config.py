@@ -22,8 +22,8 @@ from fedshift.methods import METHODS, find_about, find_method
 from fedshift.yamlfiles import YamlError, dump_yaml, load_yaml, read_yaml
 
 Norm = Literal["auto", "average", "frozen", "own"]
-"""Whose BatchNorm statistics normalise: the average of the sites', those of the initial weights, or those of whoever
-uses the model."""
+"""Whose BatchNorm statistics normalise: the average of the sites', those of the initial weights, or those of the
+target or client that uses the model."""
 
 
 class RunConfig(BaseModel):

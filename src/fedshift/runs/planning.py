@@ -80,7 +80,7 @@ def prepare(config: RunConfig, dataset: Dataset | None = None, *, is_local: bool
         if config.dataset is None and config.data_dir is None:
             raise InputError("data-missing", "say what to train on: --dataset NAME or --data-dir DIR")
         dataset = open_dataset(data_source(config))
-    # Read once, by whoever asks first: looking the data over and all sites on this machine share it.
+    # Each domain is read once: the check of the data and all sites on this machine share it.
     dataset = dataclasses.replace(dataset, load=functools.cache(dataset.load))
     roles = assign_roles(config, dataset)
     _check_attacks(config, roles)
@@ -108,8 +108,8 @@ def _check_sites(config: RunConfig, roles: Roles, plan: Plan) -> None:
 
 
 def _check_found_ids(dataset: Dataset, roles: Roles) -> list[str]:
-    """Where nobody listed the classes, an id that no labelled site shows must not become one unnoticed: an error where
-    a site of the run shows it, a warning where only a domain does that takes no part."""
+    """Checks ids in masks that no labelled site shows, for data whose classes nobody listed. Such an id would become a
+    class unnoticed: it is an error at a site of the run, and a warning at a domain that takes no part."""
     learned = {label for name in roles.source_domains for label in dataset.shown_in.get(name, ())}
     taking_part = {name for person in roles.everyone for name in person.domains}
     warnings = []
@@ -322,19 +322,26 @@ def _choose_norm(config: RunConfig, about: About, roles: Roles, hyper: Mapping[s
 
 
 def told_choices(config: RunConfig, complete: RunConfig) -> str:
-    """A sentence on what was chosen by `auto`, for a pre-trained network above all; empty where nothing was."""
+    """A sentence on what was chosen by `auto`, and from what; empty where there was no choice."""
     about = find_about(config.method)
     chosen = _for_pretrained(config, about)
     own = chosen.pop(about.name, {})
     told = [f"{key}={getattr(complete, key)}" for key in chosen if getattr(config, key) is None]
-    if config.norm == "auto" and config.freeze_norm is None and (config.weights or complete.norm != "average"):
+    is_open = config.norm == "auto" and config.freeze_norm is None
+    if is_open and config.weights:
         told.append(f"norm={complete.norm}")
     told += [f"{about.name}.{key.rstrip('_')}={value}" for key, value in own.items() if key not in config.given]
-    if not told:
+    if told:
+        return f"pre-trained network: {', '.join(told)} (what worked on photographs; --set KEY=VALUE changes it)"
+    if not is_open or complete.setting == "generalize" or config.hyper.get("statistics", "auto") != "auto":
         return ""
-    if config.weights is None:
-        return f"chosen: {', '.join(told)} (whoever uses the model normalises by its own data; --set norm=average: not)"
-    return f"pre-trained network: {', '.join(told)} (what worked on photographs; --set KEY=VALUE changes it)"
+    if complete.norm == "own" and not about.norm:
+        reason = f"a rule: nothing else in {about.name} adapts; --set norm=average compares"
+    elif complete.norm == "own":
+        reason = f"that is what {about.name} is"
+    else:
+        reason = "as papers have it, not what was measured best"
+    return f"chosen: norm={complete.norm} ({reason})"
 
 
 def _choose_arch(dataset: Dataset) -> str:

@@ -1,4 +1,4 @@
-"""Predictions for new files: a CSV with one line a file or row; for segmentation also a mask a picture."""
+"""Predictions for new files: a CSV with one line per file or row; for segmentation also a mask a picture."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Silent:
 
 
 class Lines:
-    """One line a round, for logs and pipes."""
+    """One line per round, for logs and pipes."""
 
     def __enter__(self) -> Lines:
         return self

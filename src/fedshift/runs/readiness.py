@@ -65,7 +65,7 @@ def require_training_data(prepared: Prepared, sizes: Mapping[str, int], labelled
 
 
 def _is_worth_reading(prepared: Prepared) -> bool:
-    """Built-in data are sound and plenty, and drawn by whoever needs them, unless the settings leave little of them."""
+    """Built-in data are sound and drawn where they are needed. Only settings can leave too little of them."""
     config = prepared.config
     least = config.policy.get("min_samples", MIN_SAMPLES)
     is_cut = config.client_fraction < 1 or (config.train_per_site is not None and config.train_per_site < least)

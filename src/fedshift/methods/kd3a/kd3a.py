@@ -272,7 +272,8 @@ ABOUT = About(
     uses_statistics=True,
     needs_statistics=_needs_statistics,
     aggregation="clipped",
-    # Digit-5; lr is the architecture's (0.05 for digits-kd3a, 0.005 for resnet101). See docs/methods/kd3a.md.
+    # Digit-5; lr is the architecture's (0.05 for digits-kd3a, 0.005 for resnet101). The weight decay is from the
+    # authors' code, all else from the paper: docs/methods/kd3a.md.
     defaults={
         "batch_size": 100,
         "local_epochs": 1.0,

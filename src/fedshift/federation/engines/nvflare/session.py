@@ -116,6 +116,6 @@ class Server:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """NVFlare's client code prints and logs to the terminal of whoever uses it."""
+    """NVFlare's client code prints and logs to the user's terminal; this keeps it quiet."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield
