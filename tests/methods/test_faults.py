@@ -96,12 +96,16 @@ class Fault:
 
 
 NEVER = 10**9
+EVERYWHERE = os.environ.get("FEDSHIFT_FAULTS") == "everywhere"
+"""Whether all writes of all methods are tried, which takes about an hour; a sample of them otherwise."""
 
 
 def sampled(count: int, wanted: int, seed: str) -> list[int]:
-    """`wanted` of the numbers from 1 to `count`, with the first and the last."""
+    """`wanted` of the numbers from 1 to `count`: with the first and the last, unless it is one."""
     if wanted >= count:
         return list(range(1, count + 1))
+    if wanted == 1:
+        return [random.Random(seed).randint(1, count)]
     return sorted({1, count, *random.Random(seed).sample(range(2, count), max(0, wanted - 2))})
 
 
@@ -113,7 +117,7 @@ def killed(method: str, data: Path, place: Path, at_site: bool, wanted: int) -> 
     assert undisturbed.during(lambda: run(config, place / "whole")) == ENDED
     expected = run(config, place / "whole", resume=True)["model_sha256"]
     equal = 0
-    points = sampled(undisturbed.count, wanted, f"{method} {at_site}")
+    points = sampled(undisturbed.count, NEVER if EVERYWHERE else wanted, f"{method} {at_site}")
     for at in points:
         folder = place / f"{'site' if at_site else 'coordinator'}-{at}"
         fault = Fault(folder, at, at_site=at_site)
@@ -133,37 +137,38 @@ by_method = pytest.mark.parametrize(
 @by_method
 @pytest.mark.timeout(300)
 def test_a_killed_coordinator_resumes_to_the_same_bytes(method: str, tiny_data: Path, tmp_path: Path) -> None:
-    tried, equal = killed(method, tiny_data, tmp_path, at_site=False, wanted=3)
-    assert tried == equal == 3
+    wanted = 3 if method in FAST else 1
+    tried, equal = killed(method, tiny_data, tmp_path, at_site=False, wanted=wanted)
+    assert tried == equal >= wanted
 
 
 @by_method
 @pytest.mark.timeout(300)
 def test_killed_sites_end_a_run_that_resumes_to_the_same_bytes(method: str, tiny_data: Path, tmp_path: Path) -> None:
-    tried, equal = killed(method, tiny_data, tmp_path, at_site=True, wanted=2)
+    wanted = 2 if method in FAST else 1
+    tried, equal = killed(method, tiny_data, tmp_path, at_site=True, wanted=wanted)
     if not tried:
         pytest.skip("all of it happens at the coordinator")
-    assert tried == equal == 2
+    assert tried == equal >= wanted
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("at_site", [False, True])
-@pytest.mark.parametrize("method", ["fedavg", "csac"])
-def test_killed_at_every_write(method: str, at_site: bool, tiny_data: Path, tmp_path: Path) -> None:
+def test_killed_at_many_writes(at_site: bool, tiny_data: Path, tmp_path: Path) -> None:
     """CSAC: its sites write the most."""
-    tried, equal = killed(method, tiny_data, tmp_path, at_site, wanted=NEVER)
-    assert tried == equal > 20
+    tried, equal = killed("csac", tiny_data, tmp_path, at_site, wanted=10)
+    assert tried == equal >= 10
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_full_disk_is_one_error_and_loses_no_round(every: bool, tiny_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("wanted", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_full_disk_is_one_error_and_loses_no_round(wanted: int, tiny_data: Path, tmp_path: Path) -> None:
     config = short("csac", tiny_data, workers=0)
     whole = Fault(tmp_path / "whole", NEVER, is_full=True)
     assert whole.during(lambda: run(config, tmp_path / "whole")) == ENDED
     expected = run(config, tmp_path / "whole", resume=True)["model_sha256"]
-    for at in sampled(whole.count, NEVER if every else 5, "full"):
+    for at in sampled(whole.count, NEVER if EVERYWHERE else wanted, "full"):
         folder = tmp_path / f"full-{at}"
         ended = Fault(folder, at, is_full=True).during(lambda folder=folder: run(config, folder))  # type: ignore[misc]
         # What is written last may only be removed or renamed: that works on a full disk.
@@ -187,7 +192,7 @@ class SometimesAway(Wrapped):
 
 @by_method
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5] if EVERYWHERE else [0.3])
 def test_sites_that_are_sometimes_away(
     method: str, share: float, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
