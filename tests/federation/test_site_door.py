@@ -366,12 +366,16 @@ def test_a_small_split_is_not_scored_and_the_run_says_so(few_to_score: Path, tmp
             told.append(text)
 
     results = run(
-        make_config({"method": "fedavg", "data_dir": few_to_score, **KEYS}), tmp_path / "run", progress=Listening()
+        make_config({"method": "fedavg", "data_dir": few_to_score, **KEYS, "policy": {"min_samples": 10}}),
+        tmp_path / "run",
+        progress=Listening(),
     )
     assert results["per_target"] == {} and results["source_val"] == {}
     unscored = [text for text in told if "not scored" in text]
     assert any(text.startswith("dim has no labels in a test split, or fewer") for text in unscored)
     assert len([text for text in unscored if "val split" in text]) == 3
+    relaxed = run(make_config({"method": "fedavg", "data_dir": few_to_score, **KEYS}), tmp_path / "all-on-one-machine")
+    assert set(relaxed["per_target"]) == {"dim"} and len(relaxed["source_val"]) == 3
 
 
 # --- Which names --------------------------------------------------------------------------------------------------

@@ -318,7 +318,7 @@ def test_fine_tuning_that_diverges_is_thrown_away(open_federation: Any, monkeypa
 
 def test_a_round_learns_pseudo_labels_that_are_right(open_federation: Any) -> None:
     """Real rounds: the target's classifier is trained, and the model recognises most of the target."""
-    method, base, fed = open_federation(batch_size=8, lr=0.02, **{"copa-uda": {"threshold": 0.7}})
+    method, base, fed = open_federation(batch_size=8, lr=0.02, rounds=3, **{"copa-uda": {"threshold": 0.7}})
     state = method.init(base, fed)
     for number in (1, 2, 3):
         fed.begin(number)

@@ -362,9 +362,9 @@ def test_no_component_leaves_that_the_policy_would_not_let_out(tmp_path: Path) -
     reply = adapt.run(make_client(tmp_path, Hyper(), policy=10), **with_source(tmp_path, Hyper()), rng=RNG)
     assert int(reply.mixture["counts"].min()) >= 10 and len(reply.mixture["weights"]) <= 3
     assert reply.dropped == 6 - len(reply.mixture["weights"])
-    Policy(min_samples=10).apply(reply, {})
+    Policy(min_samples=10).apply(reply, {}, bytes)
     with pytest.raises(SiteError, match="fewer than 40 samples"):
-        Policy(min_samples=40).apply(reply, {})
+        Policy(min_samples=40).apply(reply, {}, bytes)
 
 
 def test_a_client_without_data_is_an_error_at_that_client(tmp_path: Path) -> None:

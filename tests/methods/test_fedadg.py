@@ -16,6 +16,7 @@ from fedshift.data.batches import LabelledBatch
 from fedshift.errors import InputError
 from fedshift.federation import codec
 from fedshift.federation.federation import Federation, Replies
+from fedshift.federation.site import read_state
 from fedshift.functional.averaging import weighted_mean
 from fedshift.functional.losses import cross_entropy
 from fedshift.methods import fedadg
@@ -179,7 +180,7 @@ def test_the_projection_is_random_fixed_and_keeps_lengths_in_scale(game: Game) -
 
 def federation(data: Path, folder: Path, **keys: Any) -> tuple[FedADG, State, Federation]:
     values = {"method": "fedadg", "target": "dim", "data_dir": data, "arch": "digits-csac", "workers": 0}
-    prepared = planning.prepare(make_config(values | {"rounds": 2, "train_per_site": 12, "lr": 0.02, "fedadg": keys}))
+    prepared = planning.prepare(make_config(values | {"rounds": 2, "train_per_site": 16, "lr": 0.02, "fedadg": keys}))
     fed = planning.open_federation(prepared, folder)
     fed.begin(1)
     method = FedADG(codec.restore(Hyper, dict(prepared.plan.hyper)))
@@ -187,9 +188,7 @@ def federation(data: Path, folder: Path, **keys: Any) -> tuple[FedADG, State, Fe
 
 
 def kept(folder: Path, site: str, round: int) -> dict[str, Tensor]:
-    tree: dict[str, Tensor] = codec.unpack(
-        (folder / site / "state" / f"discriminator@{round}.safetensors").read_bytes()
-    )
+    tree: dict[str, Tensor] = read_state(folder / site / "state" / f"discriminator@{round}.safetensors")
     return tree
 
 

@@ -19,6 +19,7 @@ from fedshift.errors import InputError, SiteError
 from fedshift.federation import codec
 from fedshift.federation.federation import Federation
 from fedshift.federation.releases import kinds
+from fedshift.federation.site import read_state
 from fedshift.functional.losses import cross_entropy
 from fedshift.functional.spectrum import interpolate_low_amplitudes, low_amplitudes
 from fedshift.methods.feddg import AMPLITUDES, FedDG, Hyper, Lent, State, episode_loss, lend_spectra, other_looks
@@ -163,7 +164,7 @@ def test_spectra_are_exchanged_once_and_kept_at_the_sites(tiny_data: Path, tmp_p
     assert down[0] > down[1] + 3 * 2 * BANK * 75 * 4
     [kept] = (tmp_path / "blue" / "state").glob("spectra@*.safetensors")
     assert kept.stem == "spectra@1"
-    others = codec.unpack(kept.read_bytes())[AMPLITUDES]
+    others = read_state(kept)[AMPLITUDES]
     assert torch.equal(others, torch.cat([state.spectra["amber"], state.spectra["coral"]]))
 
 

@@ -290,7 +290,8 @@ def test_info_gain_prefers_the_model_whose_classes_lie_together(tiny_data: Path,
 
 
 def test_the_rounds_of_an_epoch_share_it(tiny_data: Path, tmp_path: Path) -> None:
-    method, state, fed = opened(tiny_data, tmp_path, {"mmd": False}, local_epochs=0.25, rounds=8)
+    keys: dict[str, Any] = {"local_epochs": 0.25, "rounds": 8, "policy": {"min_samples": 2}}
+    method, state, fed = opened(tiny_data, tmp_path, {"mmd": False}, **keys)
     size = len(fed.home.train)
     voted: list[list[int]] = []
     home_work = fed.at_home

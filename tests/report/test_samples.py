@@ -129,6 +129,7 @@ def test_without_the_data_a_note_says_why(trained: Path, tmp_path: Path) -> None
     moved = tmp_path / "moved"
     shutil.copytree(trained, moved)
     (moved / FILE).unlink(missing_ok=True)
+    (moved / "done").write_text("")  # Changed by hand, and with a right to it.
     config = (moved / "config.yaml").read_text()
     (moved / "config.yaml").write_text(re.sub("data_dir: .*", f"data_dir: {tmp_path / 'gone'}", config))
     [note] = data_view(read_record(moved), make=True).notes

@@ -33,6 +33,7 @@ class Policy:
     """`allow`: kinds that may leave (None: every kind but those of single samples, `SINGLE_SAMPLES`). `min_samples`:
     nothing made from fewer different samples than this leaves, because a model fitted to a handful of images gives
     those images away: no training, no score, no mixture with a component of fewer, no name of a class with fewer.
+    `min_scored`: a split with fewer labelled samples is not scored (None: `min_samples`).
     `clip_norm`: longest update of weights, in L2. `noise`: standard deviation of Gaussian noise added to it.
     `imports`: modules with methods or networks that do not come with fedshift, which a site on another machine will
     import when a run asks for them. `methods`: those it takes part in (None: every one that is installed). `min_steps`:
@@ -45,6 +46,7 @@ class Policy:
 
     allow: tuple[str, ...] | None = None
     min_samples: int = MIN_SAMPLES
+    min_scored: int | None = None
     clip_norm: float | None = None
     noise: float = 0.0
     imports: tuple[str, ...] = ()
@@ -77,9 +79,10 @@ class Policy:
         most = {"max_rounds": MOST_ROUNDS, "max_image_size": LARGEST_IMAGE}
         limits = {key: (low, most.get(key, _MOST)) for key, low in least.items()}
         limits |= {"max_image_size": (SMALLEST_IMAGE, LARGEST_IMAGE), "max_classes": (2, _MOST)}
+        limits |= {"min_scored": (1, _MOST)}
         for key, (low, high) in limits.items():
             value = getattr(self, key)
-            if value is None and key == "max_classes":
+            if value is None and key in ("max_classes", "min_scored"):
                 continue
             if type(value) is not int or not low <= value <= high:
                 raise _wrong(key, f"a whole number from {low} to {high}", value)
@@ -135,14 +138,20 @@ class Policy:
                 " before anything learned from them may leave; add data or lower policy.min_samples",
             )
 
-    def check_used(self, samples: int, steps: int, release: type[Release]) -> None:
+    @property
+    def least_scored(self) -> int:
+        """The fewest labelled samples that a score may be made from."""
+        return self.min_samples if self.min_scored is None else self.min_scored
+
+    def check_used(self, samples: int, steps: int, release: type[Release], *, scores: bool = False) -> None:
         """Refuses what was made from too few samples, or weights after too few optimiser steps. Facts are made from
         none."""
         names = {kind.name for kind in kinds(release).values()}
-        if names != {"facts"} and samples < self.min_samples:
+        least, key = (self.least_scored, "min_scored") if scores else (self.min_samples, "min_samples")
+        if names != {"facts"} and samples < least:
             raise SiteError(
                 "site-policy",
-                f"the step used {samples} different samples and policy.min_samples asks for {self.min_samples} before"
+                f"the step used {samples} different samples and policy.{key} asks for {least} before"
                 " anything made from them may leave",
             )
         if "weights" in names and steps < self.min_steps:

@@ -192,6 +192,7 @@ class Site:
         self.store = SiteStore(spec.folder / "state")
         self.device = torch.device(spec.device)
         self.min_samples = spec.policy.min_samples
+        self._least_scored = spec.policy.least_scored
         self._poison = spec.poison
         self._data: list[LabelledData | UnlabelledData] = []
 
@@ -296,7 +297,7 @@ class Evaluated(Site):
         domain = self._domain
         splits = {"train": [domain.train], "val": [domain.val], "test": [domain.test, *domain.rest]}
         # A split with too few labelled samples cannot be scored, so it is as if it had no labels.
-        least = {"train": 1, "val": self.min_samples, "test": self.min_samples}
+        least = {"train": 1, "val": self._least_scored, "test": self._least_scored}
         labels = [part.labels for parts in splits.values() for part in parts if part.labels is not None]
         shape = domain.train.inputs.shape[1:]
         return {

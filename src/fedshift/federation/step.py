@@ -248,7 +248,7 @@ def _run(host: SiteHost, request: Request) -> Outcome:
         arguments["rng"] = rng
     with isolated_randomness(rng), fixed_threads(host.plan.threads), counted_steps() as steps:
         release = known.run(site, **arguments)
-    policy.check_used(site.seen(), steps[0], type(release))
+    policy.check_used(site.seen(), steps[0], type(release), scores=known.scores_only)
     release, clipped = policy.apply(_with_used_counts(release, site.used()), received, host.spec.read_secret)
     if not known.scores_only:
         release = forged(release, received, host.spec.attacks, rng)

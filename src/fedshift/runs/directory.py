@@ -81,6 +81,7 @@ class RunDirectory:
             self._write(self.environment, json.dumps(environment(), indent=2))
             self._write(self.config, config_yaml)
             return
+        self.read(self.config)  # Of a finished run: as it was when it ended.
         if different := differing_keys(read_config(self.config, "run-corrupt"), config):
             raise InputError(
                 "run-exists",

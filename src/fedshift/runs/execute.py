@@ -398,7 +398,7 @@ def _under_rules(history: list[Scores], site: str) -> dict[str, float]:
 
 def _unscored(split: str, sizes: Mapping[str, int]) -> str:
     """Why a site is not scored. It does not tell how many of its samples have labels."""
-    few = f", or fewer labelled ones than its policy.min_samples ({sizes[split]} samples in all)" * bool(sizes[split])
+    few = f", or fewer labelled ones than its policy asks for ({sizes[split]} samples in all)" * bool(sizes[split])
     return f"has no labels in a {split} split{few}: it is not scored"
 
 

@@ -244,8 +244,10 @@ def _site_spec(person: Participant, prepared: Prepared, folder: Path) -> SiteSpe
 
 def simulated_policy(config: RunConfig) -> Policy:
     """The policy of sites that are played on one machine: the data are all the user's own, so that every kind may leave
-    unless `policy.allow` says otherwise. A site elsewhere has the policy of its own file."""
-    return dataclasses.replace(Policy(), **{"allow": KINDS, **config.policy})
+    unless `policy.allow` says otherwise, and splits of any size are scored unless the policy says how many samples
+    things are made of. A site elsewhere has the policy of its own file."""
+    scored = {} if "min_samples" in config.policy else {"min_scored": 1}
+    return dataclasses.replace(Policy(), **{"allow": KINDS, **scored, **config.policy})
 
 
 def _completed(config: RunConfig, dataset: Dataset, roles: Roles) -> RunConfig:
