@@ -43,7 +43,9 @@ def test_what_the_user_sets_wins_also_where_it_is_the_usual_value(keys: dict[str
     assert (complete.config.freeze_norm, complete.config.lr, complete.config.backbone_lr_factor) == (False, 0.5, 0.1)
     assert complete.config.hyper["first_judges"] == "initial"
     assert complete.config.hyper["norm_where"] == "first-stage" == complete.plan.hyper["norm_where"]
-    own_keys = "copa.norm_where=first-stage, copa.norm_start=batch (what worked"
+    own_keys = (
+        "copa.norm_where=first-stage, copa.norm_start=batch, copa.magnitude_draw=uniform, copa.cutout=False (what"
+    )
     told = f"pre-trained network: batch_size=16, backbone_lr_factor=0.1, {own_keys}"
     assert complete.choices.startswith(told)
 
@@ -57,10 +59,12 @@ def test_kd3a_keeps_the_statistics_and_gives_up_batchnorm_mmd(keys: dict[str, An
         0.004,
         0.1,
     )
-    assert "kd3a.mmd=False" in prepared.choices
+    assert "kd3a.mmd=False, kd3a.weighting=samples" in prepared.choices
 
 
-@pytest.mark.parametrize("asked", [{"norm": "average"}, {"kd3a": {"mmd": True}}, {"freeze_norm": False}])
+@pytest.mark.parametrize(
+    "asked", [{"norm": "average"}, {"kd3a": {"mmd": True}}, {"freeze_norm": False}, {"kd3a": {"preset": "reference"}}]
+)
 def test_kd3a_aligns_as_in_its_paper_where_the_user_says_so(keys: dict[str, Any], asked: dict[str, Any]) -> None:
     complete = prepare(make_config({"method": "kd3a", **keys, **asked})).config
     assert complete.norm == "average"

@@ -285,8 +285,9 @@ def _for_pretrained(config: RunConfig, about: About) -> dict[str, Any]:
     if config.weights is None:
         return {}
     chosen = {**PRETRAINED, **about.pretrained}
-    if about.needs_statistics and (config.norm in ("average", "own") or config.freeze_norm is False):
-        chosen.pop(about.name, None)  # They are what frozen statistics need.
+    is_average = about.needs_statistics and (config.norm in ("average", "own") or config.freeze_norm is False)
+    if is_average or "preset" in config.given:
+        chosen.pop(about.name, None)  # They belong to frozen statistics; a preset has values of its own.
     return chosen
 
 

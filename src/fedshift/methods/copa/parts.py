@@ -38,9 +38,15 @@ PHOTOGRAPH = 40
 Look = Callable[[Tensor], Tensor]
 
 
-PRETRAINED_KEYS = {"norm_where": "first-stage", "norm_start": "batch", "first_judges": "none"}
+PRETRAINED_KEYS = {
+    "norm_where": "first-stage",
+    "norm_start": "batch",
+    "first_judges": "none",
+    "magnitude_draw": "uniform",
+    "cutout": False,
+}
 """For networks that start from given weights. Hybrid layers at equal shares take a pre-trained network's function away;
-judges that have not been trained yet teach it nothing."""
+judges that have not been trained yet teach it nothing; and second looks at full strength hide what it knows."""
 
 
 @dataclass(frozen=True)

@@ -283,7 +283,7 @@ ABOUT = About(
         "weight_decay": 5e-4,
         "schedule": "cosine",
     },
-    pretrained={"lr": 0.004, "lr_min": 0.0, "kd3a": {"mmd": False}},
+    pretrained={"lr": 0.004, "lr_min": 0.0, "kd3a": {"mmd": False, "weighting": "samples"}},
     counters={
         "kd3a.mmd-not-finite": (
             "BatchNorm MMD gave NaN or infinite weights and was undone: a lower kd3a.mmd_rate may help."
