@@ -95,7 +95,9 @@ def test_every_method_is_counted_and_agrees_with_its_formulas(method: str) -> No
     assert [row for row in found.comparisons if not row.agrees] == []
 
 
-@pytest.mark.parametrize("method", RUNS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=pytest.mark.slow if name in ("csac", "copa") else ()) for name in RUNS]
+)
 def test_a_real_run_moves_the_bytes_that_were_counted(method: str, tiny_data: Path, tmp_path: Path) -> None:
     keys = {"arch": "digits-copa", "rounds": 2, "lr": 0.01, "train_per_site": 10, "workers": 0, "evaluate_every": 2}
     config = make_config({"method": method, "data_dir": tiny_data, "target": "dim", **keys, **RUNS[method]})

@@ -59,6 +59,7 @@ def test_a_forked_job_trains_the_same_model_as_the_command(trained: Path, tmp_pa
     assert forked.read_bytes() == alone.read_bytes()
 
 
+@pytest.mark.slow
 def test_jobs_run_in_processes_and_a_failure_is_the_last_line_of_its_log(
     launcher: Processes, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,7 +96,7 @@ def cut_down(experiment: Experiment) -> Experiment:
     return replace(experiment, mini=mini, layout=fewer_columns(experiment.mini.layout or experiment.layout))
 
 
-ALWAYS = ("copa/table4", "csac/table3", "kd3a/fig3", "dualadapt/table5")
+ALWAYS = ("copa/table4", "csac/table3", "kd3a/fig3", "dualadapt/table3")
 """One grid of each paper runs in `make test`."""
 
 
@@ -137,7 +137,14 @@ def _check_written(name: str, request: SuiteRequest, found: SuiteResult) -> None
     assert all(path.is_file() and path.stat().st_size > 1000 for path in found.files)
 
 
-@pytest.mark.parametrize("name", [name for name in SUITES if name not in {e.name for e in EXPERIMENTS}])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "dualadapt/table4" else ())
+        for name in SUITES
+        if name not in {e.name for e in EXPERIMENTS}
+    ],
+)
 def test_every_other_suite_runs(
     name: str, three_domains: Path, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +162,7 @@ def test_every_other_suite_runs(
     _check_written(name, request, found)
 
 
+@pytest.mark.slow
 def test_table_5_of_dualadapt_counts_what_a_client_computes(three_domains: Path, work: Path, tmp_path: Path) -> None:
     (experiment,) = [cut_down(e) for e in EXPERIMENTS if e.name == "dualadapt/table5"]
     request = SuiteRequest("mini", tmp_path, work, three_domains, settings=TINY, launcher=InProcess())

@@ -30,7 +30,7 @@ from fedshift.runs.progress import Silent
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
-FAST = ("fedavg", "kd3a")
+FAST = ("fedavg",)
 ENDED, TOLD, CRASHED = 0, 2, 1
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
@@ -162,7 +162,8 @@ def test_killed_at_many_writes(at_site: bool, tiny_data: Path, tmp_path: Path) -
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("wanted", [3, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("wanted", [10])
 def test_a_full_disk_is_one_error_and_loses_no_round(wanted: int, tiny_data: Path, tmp_path: Path) -> None:
     config = short("csac", tiny_data, workers=0)
     whole = Fault(tmp_path / "whole", NEVER, is_full=True)

@@ -196,6 +196,7 @@ def test_a_finished_run(whole: Path, tmp_path: Path, every_way: bool) -> None:
         assert "error" in outcomes[name], f"nobody noticed that {name} was damaged"
 
 
+@pytest.mark.slow
 @many
 @pytest.mark.timeout(300)
 def test_a_stopped_run(whole: Path, stopped: Path, tmp_path: Path, every_way: bool) -> None:

@@ -16,7 +16,7 @@ from fedshift.runs.execute import run
 STATISTICS = ("running_mean", "running_var")
 
 
-@pytest.mark.parametrize("method", ["fedavg", "csac", "copa", "kd3a"])
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("csac", marks=pytest.mark.slow), "copa", "kd3a"])
 def test_statistics_stay_those_of_the_initial_weights(method: str, tiny_data: Path, tmp_path: Path) -> None:
     start = {key: value.clone() for key, value in build_network("digits-copa", (3, 32, 32), 3, 0).state_dict().items()}
     for key, value in start.items():

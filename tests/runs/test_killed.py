@@ -30,7 +30,8 @@ def command(data: Path, out: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [4])
 def test_killed_at_random_moments_and_resumed(kills: int, tiny_data: Path, tmp_path: Path) -> None:
     expected = run(configured(tiny_data), tmp_path / "whole")
 

@@ -85,6 +85,7 @@ def test_tracking_that_begins_in_the_middle_has_the_rounds_before(
     assert {(tag, step) for tag, step, _ in board(out) if tag != "round/seconds"} == set(written(out))
 
 
+@pytest.mark.slow
 def test_mlflow_has_every_row_once(tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
     pytest.importorskip("alembic", reason="the extra `mlflow` is not installed")
