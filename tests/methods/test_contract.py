@@ -46,7 +46,7 @@ def _users_own() -> Entry:
 
 
 ALWAYS = ("fedavg", "copa", "kd3a", "dualadapt", "fedprox")
-"""`make test` has a method of each setting, their baseline and a user's own; `make test-all` all methods and settings."""
+"""`make test` has these; `make test-all` all methods and settings."""
 
 OWN = _users_own()
 TABLE = {**{name: METHODS[name] for name in METHODS.builtin}, "fedprox": OWN}
