@@ -92,8 +92,10 @@ def fewer_columns(layout: Layout) -> Layout:
 
 
 def cut_down(experiment: Experiment) -> Experiment:
+    """With one seed, few columns, and without the rules that two sites are too few for."""
     mini = replace(experiment.mini, seeds=(0,), layout=None)
-    return replace(experiment, mini=mini, layout=fewer_columns(experiment.mini.layout or experiment.layout))
+    rows = tuple(row for row in experiment.rows if row.settings.get("aggregation") not in ("krum", "trimmed"))
+    return replace(experiment, rows=rows, mini=mini, layout=fewer_columns(experiment.mini.layout or experiment.layout))
 
 
 ALWAYS = ("copa/table4", "csac/table3", "kd3a/fig3", "dualadapt/table3")
@@ -119,7 +121,8 @@ def test_every_grid_runs(
         monkeypatch.setattr("fedshift.audit.counting.flop_counter", lambda: pytest.fail("operations were counted"))
     data = tiny_streets if experiment.mini.dataset == "streets" else three_domains
     request = SuiteRequest("mini", tmp_path, work, data_dir=data, settings=TINY, launcher=InProcess())
-    found = run_experiment(cut_down(experiment), request)
+    experiment = cut_down(experiment)
+    found = run_experiment(experiment, request)
     assert [f"{f.job.row}: {f.message}" for f in found.failures] == []
     assert {record.row for record in found.records} == {row.label for row in experiment.rows}
     _check_written(experiment.name, request, found)
