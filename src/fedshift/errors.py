@@ -27,6 +27,7 @@ CATALOGUE: dict[str, str] = {
     "run-corrupt": "A file of the run (its checkpoints, model or results) cannot be read.",
     "disk": "A file of the run could not be written: the disk is full or not writable.",
     "method-needs": "The method cannot run on this data or with this architecture.",
+    "open-files": "No more files can be opened: the limit of the process or of the system is reached.",
     "tracker": "A tracker's package is not installed, or what it writes to cannot be written.",
     "site-policy": "A site's own policy forbids what was asked.",
     "site-failed": "A step failed at a site, or too few sites answered.",

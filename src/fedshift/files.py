@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from pathlib import Path
@@ -13,6 +14,28 @@ def cache_root() -> Path:
     """`FEDSHIFT_CACHE`, or `~/.cache/fedshift`."""
     given = os.environ.get("FEDSHIFT_CACHE")
     return Path(given).expanduser() if given else Path.home() / ".cache" / "fedshift"
+
+
+def refuse_too_many_files(problem: OSError) -> None:
+    """Raises where no more files can be opened: what was tried is then neither missing nor is the disk full."""
+    if problem.errno == errno.EMFILE:
+        raise InputError(
+            "open-files",
+            f"this process may not have more than {_most_files()} files open at a time: raise the limit"
+            " (`ulimit -n 8192`) and try again (a run: with --resume)",
+        ) from problem
+    if problem.errno == errno.ENFILE:
+        raise InputError(
+            "open-files", "no process on this system can open more files: end some, or raise its limit (fs.file-max)"
+        ) from problem
+
+
+def _most_files() -> str:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return "so many"
+    return f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,}"
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -31,6 +54,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
+        refuse_too_many_files(error)
         raise InputError(
             "disk",
             f"cannot write {path}: {error.strerror or error}. Free some space and try again (a run: with --resume).",

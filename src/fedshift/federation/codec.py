@@ -6,6 +6,7 @@ The same code carries messages between sites, checkpoints and the state that a s
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import struct
@@ -232,6 +233,8 @@ def _restore(hint: Any, value: Any, where: str) -> Any:
         return _restore_dataclass(typing.cast(Any, hint), value, where)
     if origin in (dict, Mapping) or origin is typing.get_origin(Mapping[str, Any]):
         _require(isinstance(value, dict), where, "a mapping")
+        if arguments[1] is Tensor and all(isinstance(item, Tensor) for item in value.values()):
+            return dict(value)  # What most messages are, and large ones: word for word the same as below.
         return {key: _restore(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
     if origin in (tuple, list, frozenset) or origin is typing.get_origin(Sequence[Any]):
         return _restore_items(origin, arguments, value, where)
@@ -257,9 +260,14 @@ def _restore_union(options: Sequence[Any], value: Any, where: str) -> Any:
     return None
 
 
+@functools.cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
 def _restore_dataclass(hint: Any, value: Any, where: str) -> Any:
     _require(isinstance(value, dict), where, "a mapping")
-    hints = typing.get_type_hints(hint, include_extras=True)
+    hints = _hints(hint)
     names = {f.name for f in dataclasses.fields(hint)}
     _require(set(value) == names, where, f"exactly the fields {sorted(names)}")
     return hint(**{name: _restore(hints[name], value[name], f"{where}.{name}") for name in names})

@@ -4,6 +4,7 @@ policies, admission, the ledger and `fedshift privacy` all read the same declara
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, get_type_hints
@@ -52,6 +53,7 @@ class Release:
     passed_on: ClassVar[frozenset[str]] = frozenset()
 
 
+@functools.cache
 def kinds(release: type[Release]) -> dict[str, Kind]:
     """Field name -> declared kind. A field without a kind is a programming error: nothing leaves undeclared."""
     hints = get_type_hints(release, include_extras=True)

@@ -6,7 +6,7 @@ Decentralized Data. AISTATS 2017.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -71,10 +71,14 @@ class Averaging:
         return State(weights_of(base))
 
     def round(self, state: State, fed: Federation) -> State:
-        replies = fed.ask(fed.labelled, train, model=state.model)
-        note_losses(fed, replies)
-        # Algorithm 1, server: w <- sum_k n_k / n w_k.
-        return State(fed.average((trained.model, trained.samples) for _, trained in replies))
+        part = fed.taking_part(fed.labelled)
+        replies = fed.ask(part.sites, train, model=state.model)
+        # Algorithm 1, server: w <- sum_k n_k / n w_k. One pass: replies of many sites wait on disk.
+        return State(
+            fed.average(
+                (trained.model, part.weight(site, trained.samples)) for site, trained in with_losses(fed, replies)
+            )
+        )
 
     def models(self, state: State) -> Mapping[str, Weights]:
         return {SHARED: state.model}
@@ -121,14 +125,24 @@ class Apart:
         return plain_network(plan)
 
 
+def with_losses(fed: Federation, replies: Replies[Trained]) -> Iterator[tuple[str, Trained]]:
+    """The replies, whose losses are noted on the way."""
+    for site, trained in replies:
+        fed.note("train_loss", trained.loss, site)
+        yield site, trained
+
+
 def note_losses(fed: Federation, replies: Replies[Trained]) -> None:
     for site, trained in replies:
         fed.note("train_loss", trained.loss, site)
 
 
 _PRETRAINED = {"lr": 0.004}
+_ALONE = "every site trains a model of its own"
 
-FEDAVG = About("fedavg", EVERYWHERE, "McMahan et al., AISTATS 2017", pretrained=_PRETRAINED, cost=PLAIN)
+FEDAVG = About(
+    "fedavg", EVERYWHERE, "McMahan et al., AISTATS 2017", pretrained=_PRETRAINED, cost=PLAIN, draws_sites=True
+)
 DEEPALL = About(
     "deepall",
     EVERYWHERE,
@@ -138,15 +152,20 @@ DEEPALL = About(
     pretrained=_PRETRAINED,
     cost=PLAIN,
 )
-SOURCE_ONLY = About("source-only", EVERYWHERE, "baseline: no adaptation", pretrained=_PRETRAINED, cost=PLAIN)
+SOURCE_ONLY = About(
+    "source-only", EVERYWHERE, "baseline: no adaptation", pretrained=_PRETRAINED, cost=PLAIN, draws_sites=True
+)
 ADABN = About(
     "adabn",
     ("adapt", "multi-adapt"),
     "Li et al., ICLR workshops 2017; control: only normalisation adapts",
     pretrained=_PRETRAINED,
     norm="own",
+    draws_sites=True,
 )
-SINGLE_SITE = About("single-site", EVERYWHERE, "baseline: every site alone", pretrained=_PRETRAINED, cost=PLAIN)
+SINGLE_SITE = About(
+    "single-site", EVERYWHERE, "baseline: every site alone", pretrained=_PRETRAINED, cost=PLAIN, all_because=_ALONE
+)
 ORACLE = About(
     "oracle",
     EVERYWHERE,

@@ -45,6 +45,11 @@ class About:
     unsent: frozenset[str] = frozenset()
     needs_all: bool = False
     uses_statistics: bool = False
+    draws_sites: bool = False
+    """Whether a round may be held with some of the sites (`sites_per_round`); the method asks those of
+    `Federation.taking_part`."""
+    all_because: str = ""
+    """Why it may not, to go on after "because"."""
     norm: Literal["average", "own"] | None = None
     """What `norm: auto` is for this method, where its definition says so; with `own` it cannot be anything else."""
     counters: Mapping[str, str] = field(default_factory=dict)

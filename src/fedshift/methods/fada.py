@@ -296,6 +296,7 @@ FADA = About(
     ("adapt",),
     "Peng et al., ICLR 2020",
     "sites that let features of single samples go to the coordinator, batch by batch",
+    all_because="it compares the features of all sites in every batch",
     tasks=("classification",),
     counters={
         "fada.step-diverged": "An adversarial step gave NaN or infinite weights and was undone.",

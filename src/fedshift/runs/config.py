@@ -90,6 +90,7 @@ class RunConfig(BaseModel):
     quorum: float = Field(0.5, gt=0, le=1)
     deadline: float | None = Field(None, gt=0)
     max_update_norm: float = Field(1e6, gt=0)
+    sites_per_round: int | float | None = Field(None, gt=0)
     aggregation: str = "mean"
     evaluate_every: int = Field(1, ge=1)
     policy: dict[str, Any] = Field(default_factory=dict)
@@ -103,6 +104,8 @@ class RunConfig(BaseModel):
     def _in_range(self) -> RunConfig:
         if self.workers != "auto" and self.workers < 0:
             raise ValueError("workers: 0 (this process) or more, or auto")
+        if isinstance(self.sites_per_round, float) and self.sites_per_round >= 1:
+            raise ValueError("sites_per_round: a whole number of sites, or a share above 0 and below 1")
         for text in self.attack:
             parse_attack(text)
         return self
@@ -159,6 +162,9 @@ def make_config(values: Mapping[str, Any]) -> RunConfig:
         raise InputError("config-value", f"{where}: {first['msg']} (got {first.get('input')!r})") from None
     _check_types(Policy, config.policy, "policy")
     _check_norm(config)
+    if config.sites_per_round is not None and not about.draws_sites:
+        why = about.all_because or "its rounds combine the answers of all sites"
+        raise InputError("config-value", f"sites_per_round: {about.name} asks every site in each round, because {why}")
     RULES.find(config.aggregation)
     return config
 

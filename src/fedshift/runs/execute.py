@@ -134,6 +134,7 @@ class _Execution:
         self.fed.round = memory.round if memory else 0
         described = agree(self.fed, sites, rewind_to=self.fed.round)
         sizes = {site: found.sizes["train"] for site, found in described.items()}
+        self.fed.sizes = sizes
         labelled = [site for site, found in described.items() if "train" in found.labelled]
         require_training_data(self.prepared, sizes, labelled)
         self.validated = tuple(s for s in self.roles.validation if "val" in described[s].labelled)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from fedshift.data.attacks import parse_attack
 from fedshift.data.domain import VOID, Dataset, DataSource
 from fedshift.data.formats.base import CLASS_FILE
 from fedshift.data.formats.masks import VOID_NAME, tell_ids
+from fedshift.data.registry import opened_once
 from fedshift.errors import InputError, nearest
 from fedshift.federation.engines import Engine
 from fedshift.federation.engines.inprocess import Parallel, Sequential
@@ -79,7 +79,7 @@ def prepare(config: RunConfig, dataset: Dataset | None = None, *, is_local: bool
             raise InputError("data-missing", "say what to train on: --dataset NAME or --data-dir DIR")
         dataset = open_dataset(data_source(config))
     # Read once, by whoever asks first: looking the data over and all sites on this machine share it.
-    dataset = dataclasses.replace(dataset, load=functools.cache(dataset.load))
+    dataset = opened_once(dataset)
     roles = assign_roles(config, dataset)
     _check_attacks(config, roles)
     dataset = dataclasses.replace(dataset, warnings=(*dataset.warnings, *_check_found_ids(dataset, roles)))
@@ -153,7 +153,7 @@ def open_federation(
         sources=roles.sources,
         targets=roles.targets,
         home_host=home,
-        rules=Rules(config.quorum, config.deadline, config.max_update_norm, config.aggregation),
+        rules=Rules(config.quorum, config.deadline, config.max_update_norm, config.aggregation, config.sites_per_round),
     )
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from fedshift.data import open_dataset
+from fedshift.data.registry import opened_once
 from fedshift.federation import codec
+from fedshift.federation.engines.inprocess import Hosts
 from fedshift.federation.engines.workers import end_with_parent, serve
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Release
-from fedshift.federation.site import SiteHost, SiteSpec
+from fedshift.federation.site import SiteSpec
 from fedshift.federation.step import Request, answer, pack_answer
 from fedshift.federation.survey import answer_survey
 from fedshift.machine import keep_freed_memory
@@ -59,7 +61,9 @@ def _hosts(setup: Mapping[str, Any]) -> dict[str, Callable[[Request], bytes]]:
         find_arch(plan.model.arch)
     except Exception as error:
         return {spec.name: partial(_refuse, spec, error) for spec in specs}
-    return {spec.name: partial(answer, SiteHost(spec, plan, open_dataset)) for spec in specs}
+    # Sites of one data set, as on the user's own machine, share it: it is opened once in this process.
+    hosts = Hosts(specs, plan, cache(lambda source: opened_once(open_dataset(source))))
+    return {spec.name: lambda request: answer(hosts[request.site], request) for spec in specs}
 
 
 def _refuse(spec: SiteSpec, error: Exception, request: Request) -> bytes:

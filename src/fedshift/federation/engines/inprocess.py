@@ -9,6 +9,7 @@ import json
 import queue
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,32 @@ from fedshift.federation.step import Request, answer
 
 OpenDataset = Callable[[DataSource], Dataset]
 
+KEPT_SITES = 64
+"""Sites whose data stay open and in tensors between two questions, in each process. With more, memory and open files
+would grow with the number of sites."""
+
+
+class Hosts:
+    """The sites of one process by name, of which the last `KEPT_SITES` that were asked stay ready."""
+
+    def __init__(self, specs: Sequence[SiteSpec], plan: Plan, open_dataset: OpenDataset) -> None:
+        self._specs = {spec.name: spec for spec in specs}
+        self._plan = plan
+        self._open_dataset = open_dataset
+        self._ready: OrderedDict[str, SiteHost] = OrderedDict()
+
+    def __getitem__(self, site: str) -> SiteHost:
+        if site not in self._ready:
+            self._ready[site] = SiteHost(self._specs[site], self._plan, self._open_dataset)
+        self._ready.move_to_end(site)
+        if len(self._ready) > KEPT_SITES:
+            self._ready.popitem(last=False)
+        return self._ready[site]
+
+    def clear(self) -> None:
+        """Lets go of all data."""
+        self._ready.clear()
+
 
 class Sequential:
     """One site after another, in this process. `debug` lets a step's exception through, named."""
@@ -30,7 +57,7 @@ class Sequential:
     def __init__(
         self, specs: Sequence[SiteSpec], plan: Plan, open_dataset: OpenDataset, *, debug: bool = False
     ) -> None:
-        self._hosts = {spec.name: SiteHost(spec, plan, open_dataset) for spec in specs}
+        self._hosts = Hosts(specs, plan, open_dataset)
         self._debug = debug
         self.where_to_look = _where_to_look(specs)
 
@@ -59,7 +86,7 @@ class Parallel:
     @classmethod
     def forked(cls, specs: Sequence[SiteSpec], plan: Plan, open_dataset: OpenDataset, workers: int) -> Parallel:
         """Workers that are copies of this process: they know its methods, networks and data, and start at once."""
-        hosts = {spec.name: SiteHost(spec, plan, open_dataset) for spec in specs}
+        hosts = Hosts(specs, plan, open_dataset)
         return cls(specs, lambda: ForkedWorker(lambda request: answer(hosts[request.site], request)), workers)
 
     @classmethod

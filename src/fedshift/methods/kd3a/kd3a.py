@@ -247,6 +247,7 @@ ABOUT = About(
     "kd3a",
     ("adapt",),
     "Feng et al., ICML 2021",
+    all_because="every source votes on the target's samples",
     tasks=("classification",),
     uses_statistics=True,
     # Digit-5; lr is the architecture's (0.05 for digits-kd3a, 0.005 for resnet101). See docs/methods/kd3a.md.
