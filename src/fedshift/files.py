@@ -21,7 +21,7 @@ def refuse_too_many_files(problem: OSError) -> None:
     if problem.errno == errno.EMFILE:
         raise InputError(
             "open-files",
-            f"this process may not have more than {_most_files()} files open at a time: raise the limit"
+            f"this process may not have more than {open_files_limit()} files open at a time: raise the limit"
             " (`ulimit -n 8192`) and try again (a run: with --resume)",
         ) from problem
     if problem.errno == errno.ENFILE:
@@ -30,12 +30,14 @@ def refuse_too_many_files(problem: OSError) -> None:
         ) from problem
 
 
-def _most_files() -> str:
+def open_files_limit() -> int | None:
+    """How many files this process may have open at a time; None where there is no limit."""
     try:
         import resource
     except ImportError:  # Windows
-        return "so many"
-    return f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,}"
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def test_more_sites_than_files_may_be_open(rows: dict[str, Any], tmp_path: Path)
         np.savez(
             folder / f"s{site:02}.npz", images=np.full((12, 16, 16, 3), site, dtype=np.uint8), labels=np.arange(12) % 2
         )
-    used = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 50
+    used = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 50
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + 100, hard))
     try:
         run = fit(

@@ -18,6 +18,7 @@ from fedshift.data.formats.base import Progress
 from fedshift.data.formats.public import PUBLIC, how_to_get, survey_public
 from fedshift.data.index.survey import Agreed, Survey, open_survey, survey_folder
 from fedshift.errors import InputError, nearest
+from fedshift.files import open_files_limit
 from fedshift.registry import Registry
 
 DatasetFunction = Callable[[int | None], Dataset]
@@ -114,12 +115,8 @@ def _mapped_files(domain: Domain) -> int:
 
 def _most_open_files() -> int:
     """A quarter of what this process may open: sites, engines and libraries need some too."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit.
-        return 2048
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2048 if soft == resource.RLIM_INFINITY else max(16, min(soft // 4, 2048))
+    limit = open_files_limit()
+    return 2048 if limit is None else max(16, min(limit // 4, 2048))
 
 
 def survey(source: DataSource) -> Survey:

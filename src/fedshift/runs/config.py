@@ -139,6 +139,9 @@ DEFAULTS: dict[str, Any] = {
 
 _INNER = ("hyper", "given")
 
+KEYS = tuple(key for key in RunConfig.model_fields if key not in _INNER)
+"""Every key but the method's own."""
+
 
 def make_config(values: Mapping[str, Any]) -> RunConfig:
     """A checked configuration from plain values, with the method's own keys under its name (any case)."""
@@ -147,10 +150,10 @@ def make_config(values: Mapping[str, Any]) -> RunConfig:
     given["method"] = about.name
     hyper = given.pop(about.name, None) or {}
     for key in given:
-        if key not in RunConfig.model_fields or key in _INNER:
+        if key not in KEYS:
             if str(key).lower() in METHODS:
                 raise InputError("config-key", f"{key}: keys of that method, but the run's method is {about.name!r}")
-            known = [name for name in RunConfig.model_fields if name not in _INNER] + [about.name]
+            known = [*KEYS, about.name]
             raise InputError("config-key", f"unknown configuration key {key!r}. {nearest(str(key), known)}")
     try:
         checked = _check_hyper(about.name, hyper)

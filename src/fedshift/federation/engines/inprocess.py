@@ -21,6 +21,7 @@ from fedshift.federation.engines.workers import ForkedWorker, SpawnedWorker, Wor
 from fedshift.federation.plan import Plan
 from fedshift.federation.site import SiteHost, SiteSpec
 from fedshift.federation.step import Request, answer
+from fedshift.files import open_files_limit
 
 OpenDataset = Callable[[DataSource], Dataset]
 
@@ -30,19 +31,22 @@ would grow with the number of sites."""
 
 
 class Hosts:
-    """The sites of one process by name, of which the last `KEPT_SITES` that were asked stay ready."""
+    """The sites of one process by name, of which the last `KEPT_SITES` that were asked stay ready: fewer where their
+    files, about six each, would be too many."""
 
     def __init__(self, specs: Sequence[SiteSpec], plan: Plan, open_dataset: OpenDataset) -> None:
         self._specs = {spec.name: spec for spec in specs}
         self._plan = plan
         self._open_dataset = open_dataset
         self._ready: OrderedDict[str, SiteHost] = OrderedDict()
+        limit = open_files_limit()
+        self._most = KEPT_SITES if limit is None else max(1, min(KEPT_SITES, limit // 16))
 
     def __getitem__(self, site: str) -> SiteHost:
         if site not in self._ready:
             self._ready[site] = SiteHost(self._specs[site], self._plan, self._open_dataset)
         self._ready.move_to_end(site)
-        if len(self._ready) > KEPT_SITES:
+        if len(self._ready) > self._most:
             self._ready.popitem(last=False)
         return self._ready[site]
 
