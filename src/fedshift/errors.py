@@ -28,6 +28,7 @@ CATALOGUE: dict[str, str] = {
     "model-diverged": "Training ended in a model whose weights are no finite numbers.",
     "disk": "A file of the run could not be written: the disk is full or not writable.",
     "method-needs": "The method cannot run on this data or with this architecture.",
+    "open-files": "No more files can be opened: the limit of the process or of the system is reached.",
     "tracker": "A tracker's package is not installed, or what it writes to cannot be written.",
     "site-policy": "A site's own policy forbids what was asked.",
     "site-failed": "A step failed at a site, or too few sites answered.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -25,6 +26,30 @@ def cache_root() -> Path:
     return Path(given).expanduser() if given else Path.home() / ".cache" / "fedshift"
 
 
+def refuse_too_many_files(problem: OSError) -> None:
+    """Raises where no more files can be opened: what was tried is then neither missing nor is the disk full."""
+    if problem.errno == errno.EMFILE:
+        raise InputError(
+            "open-files",
+            f"this process may not have more than {open_files_limit()} files open at a time: raise the limit"
+            " (`ulimit -n 8192`) and try again (a run: with --resume)",
+        ) from problem
+    if problem.errno == errno.ENFILE:
+        raise InputError(
+            "open-files", "no process on this system can open more files: end some, or raise its limit (fs.file-max)"
+        ) from problem
+
+
+def open_files_limit() -> int | None:
+    """How many files this process may have open at a time; None where there is no limit."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """The file is there whole or not at all, also when the machine stops in the middle."""
     try:
@@ -46,6 +71,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_failed(path: Path, error: OSError) -> InputError:
+    refuse_too_many_files(error)
     return InputError(
         "disk",
         f"cannot write {path}: {error.strerror or error}. Free some space and try again (a run: with --resume).",
@@ -67,6 +93,7 @@ def read_bounded(path: Path, limit: int, code: str = "run-corrupt") -> bytes:
             # A file may grow while it is read.
             data = file.read(limit + 1) if os.fstat(file.fileno()).st_size <= limit else None
     except OSError as error:
+        refuse_too_many_files(error)
         raise InputError(code, f"{path} cannot be read: {error.strerror or error}") from error
     if data is None or len(data) > limit:
         raise InputError(code, f"{path} is larger than {_readable(limit)}, so it cannot be what it should be")

@@ -33,6 +33,12 @@ def keep_freed_memory() -> bool:
     return all(mallopt(name, value) == 1 for name, value in settings.items())
 
 
+@cache
+def has_accelerator() -> bool:
+    """Whether torch sees a device beside the CPU."""
+    return bool(torch.cuda.device_count()) or torch.backends.mps.is_available() or torch.xpu.is_available()
+
+
 def emulates_bfloat16() -> bool:
     """Whether this processor has no instructions for bfloat16 at all: a digit net then trained nine times as long as in
     float32. Others may be slow too; of AVX2 alone it is sure."""

@@ -121,6 +121,11 @@ def allow_import(module: str) -> None:
     _allowed.add(module)
 
 
+def names_may_be_added() -> bool:
+    """Whether code of the user may have registered names, or may still do so."""
+    return bool(_allowed)
+
+
 def allow_only(modules: Iterable[str]) -> None:
     """From now on in this process, nothing but fedshift itself and these modules is imported for a name: neither paths
     nor what installed packages offer. They are imported here, so that what they register is known."""

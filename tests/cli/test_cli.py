@@ -282,3 +282,30 @@ def test_a_trained_file_is_where_the_next_run_starts(trained: fedshift.Run, tiny
         images = file["test_images"]
     # One round at a rate near zero leaves what was loaded almost as it was.
     assert np.abs(again.predict_proba(images) - trained.predict_proba(images)).mean() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "fedavgg", "--dataset", "digits"], "There is no method 'fedavgg'. Did you mean 'fedavg'?"),
+        (["--dataset", "digit"], "There is no data set 'digit'. Did you mean 'digits'?"),
+        (["--dataset", "digits", "--arch", "resnet19"], "There is no architecture 'resnet19'."),
+        (["--dataset", "digits", "--set", "round=3"], "unknown configuration key 'round'. Did you mean 'rounds'?"),
+        (["--dataset", "digits", "--set", "rounds"], "--set rounds: write it as key=value"),
+        (["--data-dir", "nowhere"], "There is no folder nowhere."),
+        (["nowhere.yaml"], "there is no configuration file nowhere.yaml"),
+    ],
+)
+def test_a_wrong_option_is_told_before_torch_is_imported(arguments: list[str], message: str) -> None:
+    program = f"""
+import sys
+sys.argv = ["fedshift", "train", *{arguments!r}]
+from fedshift.cli import main
+try:
+    main()
+finally:
+    print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and message in done.stderr
+    assert done.stdout.split() == ["False"]

@@ -167,3 +167,23 @@ def test_root_is_the_environments_or_the_users(monkeypatch: pytest.MonkeyPatch) 
     assert cache_root() == Path("/elsewhere")
     monkeypatch.delenv("FEDSHIFT_CACHE")
     assert cache_root() == Path.home() / ".cache" / "fedshift"
+
+
+def test_too_many_open_files_is_reported_as_that() -> None:
+    import resource
+
+    cached_arrays("few handles", lambda: {"x": np.arange(3)})
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                opened.append(os.open(__file__, os.O_RDONLY))
+        with pytest.raises(InputError, match=r"more than 64 files open .*ulimit -n") as caught:
+            cached_arrays("few handles", lambda: {"x": np.arange(3)})
+    finally:
+        for number in opened:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert caught.value.code == "open-files"

@@ -16,6 +16,7 @@ from fedshift.data.batches import LabelledBatch
 from fedshift.errors import InputError
 from fedshift.federation import codec
 from fedshift.federation.federation import Federation, Replies
+from fedshift.federation.sampling import TakingPart
 from fedshift.federation.site import read_state
 from fedshift.functional.averaging import weighted_mean
 from fedshift.functional.losses import cross_entropy
@@ -224,6 +225,7 @@ def test_every_site_counts_the_same() -> None:
     for site, reply in (("a", trained(0.0, 1)), ("b", trained(4.0, 99))):
         replies.add(site, reply, 1)
     asked: dict[str, Any] = {"ask": lambda *_, **__: replies, "note": lambda *_: None}
+    asked["taking_part"] = lambda sites, **_: TakingPart(sites)
     fed: Any = SimpleNamespace(labelled=("a", "b"), average=lambda models, **_: weighted_mean(models()), **asked)
     after = FedADG(Hyper()).round(State({"w": torch.zeros(2)}, {"w": torch.zeros(2)}), fed)
     assert after.model["w"].tolist() == after.generator["w"].tolist() == [2.0, 2.0]

@@ -30,8 +30,6 @@ def main() -> None:
 
 def import_everything() -> None:
     """Imports what a training imports. It computes nothing: threads that torch starts would not survive a fork."""
-    import torch
-
     import fedshift.runs.api
     import fedshift.runs.execute
     import fedshift.runs.progress  # noqa: F401
@@ -39,7 +37,6 @@ def import_everything() -> None:
 
     for name in METHODS:
         find_method(name)
-    torch.optim.SGD([torch.nn.Parameter(torch.empty(1))], lr=1.0)  # the first optimizer imports half of torch
 
 
 def train(config: Path, folder: Path) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 from fedshift.errors import FedshiftError
+from fedshift.files import refuse_too_many_files
 
 
 def main() -> None:
@@ -14,5 +16,15 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except FedshiftError as error:
-        print(f"error [{error.code}]: {error.message}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _tell(error)
+    except OSError as error:
+        try:
+            refuse_too_many_files(error)
+        except FedshiftError as known:
+            _tell(known)
+        raise
+
+
+def _tell(error: FedshiftError) -> NoReturn:
+    print(f"error [{error.code}]: {error.message}", file=sys.stderr)
+    sys.exit(error.exit_code)

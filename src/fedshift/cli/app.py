@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from fedshift.cli import deploy
 from fedshift.cli.audit import audit_app
+from fedshift.cli.early import refuse_early
 from fedshift.errors import SITE_FAILED, STOPPED, InputError
 
 PANELS = {
@@ -148,12 +149,6 @@ def train(
     ] = False,
 ) -> None:
     """Train a model across sites."""
-    from fedshift.cli.show import show_results
-    from fedshift.runs.api import default_out
-    from fedshift.runs.config import apply_settings, make_config, read_config
-    from fedshift.runs.execute import run
-    from fedshift.runs.progress import for_terminal
-
     flags: dict[str, Any] = {
         "method": method,
         "dataset": dataset,
@@ -176,6 +171,14 @@ def train(
     for name in (method, arch):
         if name and ":" in name:
             _allow(name.partition(":")[0])
+    refuse_early(flags, set_ or [], config)
+
+    from fedshift.cli.show import show_results
+    from fedshift.runs.api import default_out
+    from fedshift.runs.config import apply_settings, make_config, read_config
+    from fedshift.runs.execute import run
+    from fedshift.runs.progress import for_terminal
+
     values = read_config(config) if config else {}
     values |= {key: value for key, value in flags.items() if value is not None}
     checked = make_config(apply_settings(values, set_ or []))

@@ -1,4 +1,5 @@
-"""What `fedshift list` shows. It reads a packaged file, because importing the registries takes seconds.
+"""What `fedshift list` shows, and names that options are checked against before torch is imported. It reads a
+packaged file, because importing the registries takes seconds.
 
 `python -m fedshift.cli.catalogue` writes that file anew; a test fails while it is out of date.
 """
@@ -52,7 +53,7 @@ def listed(what: str) -> list[Row]:
 
 def registered(what: str) -> list[Row]:
     """All names from the registries themselves."""
-    return {"methods": _methods, "datasets": _datasets, "archs": _archs, "suites": _suites}[what]()
+    return {"methods": _methods, "datasets": _datasets, "archs": _archs, "suites": _suites, "keys": _keys}[what]()
 
 
 def built_in() -> dict[str, list[Row]]:
@@ -64,7 +65,7 @@ def built_in() -> dict[str, list[Row]]:
     added = {name for table in (METHODS, DATASETS, ARCHS) for name in set(table) - set(table.builtin)}
     return {
         what: [row for row in registered(what) if row["name"] not in added]
-        for what in ("methods", "datasets", "archs", "suites")
+        for what in ("methods", "datasets", "archs", "suites", "keys")
     }
 
 
@@ -107,6 +108,13 @@ def _suites() -> list[Row]:
     from fedshift.bench.papers import describe
 
     return describe()
+
+
+def _keys() -> list[Row]:
+    """The configuration's keys that are not a method's own, to find spelling mistakes before torch is imported."""
+    from fedshift.runs.config import KEYS
+
+    return [{"name": key} for key in KEYS]
 
 
 def _in_two_columns(suite: Mapping[str, Any]) -> Row:

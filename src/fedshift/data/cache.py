@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from fedshift.errors import InputError
-from fedshift.files import cache_root
+from fedshift.files import cache_root, refuse_too_many_files
 
 FORMAT = 1
 """Part of every key: raised when the meaning of stored entries changes."""
@@ -150,7 +150,10 @@ def _open(folder: Path) -> Entry | None:
             name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in index["arrays"]
         }
         return Entry(arrays, index["notes"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except OSError as problem:
+        refuse_too_many_files(problem)
+        return None
+    except (ValueError, KeyError, TypeError):
         return None
 
 
@@ -196,6 +199,7 @@ def _disk_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
+        refuse_too_many_files(problem)
         raise InputError(
             "disk",
             f"The cache in {root} could not be written ({problem.strerror or problem}); "

@@ -7,14 +7,18 @@ give a function that takes `image_size` (pixels, or None for the data set's own 
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fedshift.data.domain import LARGEST_IMAGE, SMALLEST_IMAGE, Dataset, DataSource
+import numpy as np
+
+from fedshift.data.domain import LARGEST_IMAGE, SMALLEST_IMAGE, Dataset, DataSource, Domain
 from fedshift.data.formats.base import Progress
 from fedshift.data.formats.public import PUBLIC, how_to_get, survey_public
 from fedshift.data.index.survey import Agreed, Survey, open_survey, survey_folder
 from fedshift.errors import InputError, nearest
+from fedshift.files import open_files_limit
 from fedshift.registry import Registry
 
 DatasetFunction = Callable[[int | None], Dataset]
@@ -68,6 +72,51 @@ def open_dataset(source: DataSource, progress: Progress | None = None) -> Datase
     if source.name is not None and source.name not in PUBLIC and source.name in DATASETS:
         return _made(source.name, source)
     return open_survey(survey(source), progress)
+
+
+def opened_once(dataset: Dataset) -> Dataset:
+    """The data set, whose domains are read once by whoever asks first. Those that are mapped from files keep these
+    open: where there are many, the domains that were not asked for longest are let go, and mapped again when needed."""
+    return replace(dataset, load=_OpenDomains(dataset.load, _most_open_files()))
+
+
+class _OpenDomains:
+    def __init__(self, load: Callable[[str], Domain], most_files: int) -> None:
+        self._load = load
+        self._most_files = most_files
+        self._in_memory: dict[str, Domain] = {}
+        self._mapped: OrderedDict[str, Domain] = OrderedDict()
+        self._files = 0
+
+    def __call__(self, name: str) -> Domain:
+        if name in self._in_memory:
+            return self._in_memory[name]
+        if name in self._mapped:
+            self._mapped.move_to_end(name)
+            return self._mapped[name]
+        domain = self._load(name)
+        files = _mapped_files(domain)
+        if not files:
+            self._in_memory[name] = domain
+            return domain
+        self._mapped[name] = domain
+        self._files += files
+        while self._files > self._most_files and len(self._mapped) > 1:
+            self._files -= _mapped_files(self._mapped.popitem(last=False)[1])
+        return domain
+
+
+def _mapped_files(domain: Domain) -> int:
+    """How many files a domain keeps open, at most: views of one file count each."""
+    parts = (domain.train, domain.val, domain.test, *domain.rest)
+    arrays = [array for part in parts for array in (part.inputs, part.labels)]
+    return sum(isinstance(array, np.memmap) for array in arrays)
+
+
+def _most_open_files() -> int:
+    """A quarter of what this process may open: sites, engines and libraries need some too."""
+    limit = open_files_limit()
+    return 2048 if limit is None else max(16, min(limit // 4, 2048))
 
 
 def survey(source: DataSource) -> Survey:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import tempfile
 import time
@@ -10,8 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import IO, Any, Generic, TypeVar, cast
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from fedshift.federation.checks import Expected, Refused, Sizes
 from fedshift.federation.engines import Engine, Failure
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Release, Weights, kinds
+from fedshift.federation.sampling import TakingPart, draw_sites, wanted_sites
 from fedshift.federation.site import Labelled, SiteHost, Unlabelled, WithTargets
 from fedshift.federation.step import Request, Step, answer, fixed_threads, isolated_randomness
 from fedshift.functional.robust import capped, has_negative_variance, shortened, with_variances_from_zero
@@ -31,34 +32,37 @@ from fedshift.rng import Rng
 R = TypeVar("R", bound=Release)
 
 IN_MEMORY_BYTES = 256 * 1024 * 1024
+IN_MEMORY_REPLIES = 1000
+"""Small replies cost more memory than they have bytes."""
 
 
 class Replies(Generic[R]):
     """Iterates `(site, release)` of the admitted replies, sorted by site, as often as needed.
 
-    Up to `IN_MEMORY_BYTES` are held decoded; what comes after is kept in a temporary folder and decoded when its turn
+    Up to `IN_MEMORY_BYTES` are held decoded; what comes after waits in a temporary file and is decoded when its turn
     comes, so that an average over a thousand sites needs the memory of a few.
     """
 
     def __init__(self, step: Step[R]) -> None:
         self._step = step
         self._held: dict[str, R] = {}
-        self._spilled: dict[str, Path] = {}
+        self._spilled: dict[str, tuple[int, int]] = {}  # Where in the file, and how many bytes.
         self._bytes = 0
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._file: IO[bytes] | None = None
         self.refused: dict[str, str] = {}
         self.missing: dict[str, str] = {}
 
     def add(self, site: str, release: R, size: int) -> None:
-        if self._bytes + size <= IN_MEMORY_BYTES:
+        if self._bytes + size <= IN_MEMORY_BYTES and len(self._held) < IN_MEMORY_REPLIES:
             self._bytes += size
             self._held[site] = release
             return
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="fedshift-replies-")
-        path = Path(self._folder.name) / f"{len(self._spilled)}.safetensors"
-        path.write_bytes(codec.pack(release))
-        self._spilled[site] = path
+        if self._file is None:
+            # Read until the replies are gone, so there is no block to open it for.
+            self._file = tempfile.TemporaryFile(prefix="fedshift-replies-")  # noqa: SIM115
+        data = codec.pack(release)
+        self._spilled[site] = (self._file.seek(0, os.SEEK_END), len(data))
+        self._file.write(data)
 
     @property
     def answered(self) -> tuple[str, ...]:
@@ -70,7 +74,10 @@ class Replies(Generic[R]):
     def __getitem__(self, site: str) -> R:
         if site in self._held:
             return self._held[site]
-        return codec.restore(self._step.release, codec.unpack(self._spilled[site].read_bytes()))
+        assert self._file is not None
+        begin, length = self._spilled[site]
+        self._file.seek(begin)
+        return codec.restore(self._step.release, codec.unpack(self._file.read(length)))
 
     def __iter__(self) -> Iterator[tuple[str, R]]:
         return ((site, self[site]) for site in self.answered)
@@ -97,13 +104,15 @@ class Note:
 class Rules:
     """Of the run, not of methods. `quorum`: the least share of the asked sites that must answer. `deadline`: seconds a
     question may take. `max_update_norm`: longer updates are refused. `aggregation`: how `Federation.average` combines
-    models; `bad_sites`: how many of them some of these rules have to stand."""
+    models; `bad_sites`: how many of them some of these rules have to stand. `sites_per_round`: how many sites take
+    part, as a number or as a share below 1 (None: all)."""
 
     quorum: float = 0.5
     deadline: float | None = None
     max_update_norm: float = 1e6
     aggregation: str = DEFAULT
     bad_sites: int = 1
+    sites_per_round: float | None = None
 
 
 @dataclass
@@ -167,6 +176,21 @@ class Federation:
     def rng(self, *names: str | int) -> Rng:
         """The coordinator's own randomness for this round."""
         return Rng.of(self.plan.seed, self.round, "coordinator", *names)
+
+    def taking_part(self, sites: Sequence[str], *, by_size: bool = True) -> TakingPart:
+        """Those of the sites that take part in this round, drawn by the run's seed where it asks for fewer than all;
+        `by_size` says whether the method's average counts a site by its samples."""
+        asked = self.rules.sites_per_round
+        if asked is None or wanted_sites(asked, len(sites)) == len(sites):
+            return TakingPart(tuple(sites))
+        present = [site for site in sites if site not in self.left_out]
+        # What sites state is limited before the draw: a site that boasts would take part in every round.
+        sizes = [float(self.sizes[site]["train"]) if by_size else 1.0 for site in present]
+        limited = dict(zip(present, self.believable(sizes, present), strict=True))
+        drawn = draw_sites(limited, wanted_sites(asked, len(sites)), self.rng("sites"))
+        for site in drawn.sites:
+            self.note("took_part", drawn.weights[site], site)
+        return drawn
 
     def note(self, name: str, value: float, site: str = "") -> None:
         """Records a number for this round's metrics."""

@@ -4,9 +4,10 @@ policies, admission, the ledger and `fedshift privacy` all read the same declara
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, cast, get_args, get_type_hints
 
 from torch import Tensor
 
@@ -60,6 +61,11 @@ class Release:
 
 def kinds(release: type[Release]) -> dict[str, Kind]:
     """Field name -> declared kind. A field without a kind is a programming error: nothing leaves undeclared."""
+    return _kinds(cast(Any, release))
+
+
+@functools.cache
+def _kinds(release: type[Any]) -> dict[str, Kind]:
     hints = get_type_hints(release, include_extras=True)
     found: dict[str, Kind] = {}
     for field in dataclasses.fields(release):

@@ -71,11 +71,12 @@ class Averaging:
         return State(weights_of(base))
 
     def round(self, state: State, fed: Federation) -> State:
-        replies = fed.ask(fed.labelled, train, model=state.model)
+        part = fed.taking_part(fed.labelled)
+        replies = fed.ask(part.sites, train, model=state.model)
         note_losses(fed, replies)
         # Algorithm 1, server: w <- sum_k n_k / n w_k.
         model = fed.average(
-            lambda: ((trained.model, trained.samples) for _, trained in replies),
+            lambda: ((trained.model, part.weight(site, trained.samples)) for site, trained in replies),
             since=state.model,
             sites=replies.answered,
         )
@@ -132,8 +133,11 @@ def note_losses(fed: Federation, replies: Replies[Trained]) -> None:
 
 
 _PRETRAINED = {"lr": 0.004}
+_ALONE = "every site trains a model of its own"
 
-FEDAVG = About("fedavg", EVERYWHERE, "McMahan et al., AISTATS 2017", pretrained=_PRETRAINED, cost=PLAIN)
+FEDAVG = About(
+    "fedavg", EVERYWHERE, "McMahan et al., AISTATS 2017", pretrained=_PRETRAINED, cost=PLAIN, draws_sites=True
+)
 DEEPALL = About(
     "deepall",
     EVERYWHERE,
@@ -143,16 +147,25 @@ DEEPALL = About(
     pretrained=_PRETRAINED,
     cost=PLAIN,
 )
-SOURCE_ONLY = About("source-only", EVERYWHERE, "baseline: no adaptation", pretrained=_PRETRAINED, cost=PLAIN)
+SOURCE_ONLY = About(
+    "source-only", EVERYWHERE, "baseline: no adaptation", pretrained=_PRETRAINED, cost=PLAIN, draws_sites=True
+)
 ADABN = About(
     "adabn",
     ("adapt", "multi-adapt"),
     "Li et al., ICLR workshops 2017; control: only normalisation adapts",
     pretrained=_PRETRAINED,
     norm="own",
+    draws_sites=True,
 )
 SINGLE_SITE = About(
-    "single-site", EVERYWHERE, "baseline: every site alone", pretrained=_PRETRAINED, aggregation="own", cost=PLAIN
+    "single-site",
+    EVERYWHERE,
+    "baseline: every site alone",
+    pretrained=_PRETRAINED,
+    aggregation="own",
+    cost=PLAIN,
+    all_because=_ALONE,
 )
 ORACLE = About(
     "oracle",

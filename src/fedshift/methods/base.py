@@ -48,6 +48,11 @@ class About:
     needs_statistics: Callable[[Any], str] | None = None
     """With `uses_statistics`: from the method's own keys, why they cannot be frozen, as a sentence; empty: they can be.
     None: they never can."""
+    draws_sites: bool = False
+    """Whether a round may be held with some of the sites (`sites_per_round`); the method asks those of
+    `Federation.taking_part`."""
+    all_because: str = ""
+    """Why it may not, to go on after "because"."""
     norm: Literal["average", "own"] | None = None
     """What `norm: auto` is for this method, where its definition says so; with `own` it cannot be anything else."""
     aggregation: Literal["any", "clipped", "own"] = "any"

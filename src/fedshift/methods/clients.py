@@ -104,13 +104,14 @@ def paired_batches(site: WithSource, rng: Rng) -> Iterator[tuple[LabelledBatch, 
 
 def average_of_clients(fed: Federation, train: Step[Trained], model: Weights) -> dict[str, Tensor]:
     """A round of FedAvg over the clients."""
-    replies = fed.ask(fed.targets, train, model=model)
+    part = fed.taking_part(fed.targets)
+    replies = fed.ask(part.sites, train, model=model)
     count_absent(fed, replies)
     for site, trained in replies:
         fed.note("train_loss", trained.loss, site)
         fed.note("gap", trained.gap, site)
     return fed.average(
-        lambda: ((trained.model, trained.samples) for _, trained in replies),
+        lambda: ((trained.model, part.weight(site, trained.samples)) for site, trained in replies),
         since=model,
         sites=replies.answered,
     )

@@ -265,6 +265,7 @@ CSAC = About(
     "csac",
     ("generalize",),
     "Yuan et al., TKDE 2023",
+    all_because="it weighs each layer by its distance from the mean of all sites' models",
     tasks=("classification",),
     defaults={
         "lr": 0.01,

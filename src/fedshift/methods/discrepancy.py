@@ -257,6 +257,7 @@ FED_MCD = About(
     ("multi-adapt",),
     "Saito et al., CVPR 2018, federated",
     SOURCE_COPIES,
+    draws_sites=True,
     data="source-copies",
     time_factor=17.0,
     cost=Formula(

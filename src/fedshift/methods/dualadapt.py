@@ -448,6 +448,7 @@ DUALADAPT = About(
     "dualadapt",
     ("multi-adapt",),
     "Yao et al., WACV 2022",
+    all_because="the home's model is made from the mixtures of all clients",
     defaults={"local_epochs": 3.0},
     uses_statistics=True,
     aggregation="clipped",

@@ -320,6 +320,7 @@ FADA = About(
     ("adapt",),
     "Peng et al., ICLR 2020",
     "sites that let features of single samples go to the coordinator, batch by batch",
+    all_because="it compares the features of all sites in every batch",
     tasks=("classification",),
     aggregation="clipped",
     counters={

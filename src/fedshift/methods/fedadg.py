@@ -231,11 +231,12 @@ class FedADG:
         return State(weights_of(base), weights_of(generator))
 
     def round(self, state: State, fed: Federation) -> State:
-        replies = fed.ask(fed.labelled, train, model=state.model, generator=state.generator)
+        # Every site has the same weight, whatever its number of samples: so it has the same chance to be drawn.
+        part = fed.taking_part(fed.labelled, by_size=False)
+        replies = fed.ask(part.sites, train, model=state.model, generator=state.generator)
         for site, trained in replies:
             fed.note("train_loss", trained.loss, site)
             fed.note("discriminator_loss", trained.discriminator_loss, site)
-        # Every site has the same weight, whatever its number of samples.
         return State(
             fed.average(
                 lambda: ((trained.model, 1.0) for _, trained in replies), since=state.model, sites=replies.answered
@@ -273,6 +274,7 @@ FEDADG = About(
     "fedadg",
     ("generalize",),
     "Zhang et al., 2021",
+    draws_sites=True,
     tasks=("classification",),
     # PACS. Local epochs, batch size and learning rate are for a pretrained AlexNet: docs/methods/fedadg.md.
     defaults={"rounds": 30, "momentum": 0.9, "weight_decay": 1e-5},

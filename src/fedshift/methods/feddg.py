@@ -158,11 +158,12 @@ class FedDG:
         # A site that did not answer in the last round may have missed the spectra: it gets them again.
         missed = [site for site in fed.labelled if site not in state.delivered]
         each = {site: {"others": _of_others(spectra, site, self._template(fed.plan))} for site in missed}
-        replies = fed.ask(fed.labelled, train, each=each, model=state.model, others=None)
+        part = fed.taking_part(fed.labelled)
+        replies = fed.ask(part.sites, train, each=each, model=state.model, others=None)
         for site, trained in replies:
             fed.note("train_loss", trained.loss, site)
         model = fed.average(
-            lambda: ((trained.model, trained.samples) for _, trained in replies),
+            lambda: ((trained.model, part.weight(site, trained.samples)) for site, trained in replies),
             since=state.model,
             sites=replies.answered,
         )
@@ -217,6 +218,7 @@ FEDDG = About(
     ("generalize",),
     "Liu et al., CVPR 2021",
     "images; sites lend each other low-frequency amplitudes of some of them",
+    draws_sites=True,
     # Learning rate (of Adam) and batches of 5 are for medical images of 384 pixels: docs/methods/feddg.md.
     defaults={"rounds": 100, "local_epochs": 1.0},
     time_factor=3.0,

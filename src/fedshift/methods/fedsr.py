@@ -156,12 +156,13 @@ class FedSR:
         return State(weights_of(net))
 
     def round(self, state: State, fed: Federation) -> State:
-        replies = fed.ask(fed.labelled, train, model=state.model)
+        part = fed.taking_part(fed.labelled)
+        replies = fed.ask(part.sites, train, model=state.model)
         for site, trained in replies:
             fed.note("train_loss", trained.loss, site)
         # DIFFERS: all sites share r(z|y). In the authors' code every site keeps its own, which aligns no two sites.
         model = fed.average(
-            lambda: ((trained.model, trained.samples) for _, trained in replies),
+            lambda: ((trained.model, part.weight(site, trained.samples)) for site, trained in replies),
             since=state.model,
             sites=replies.answered,
         )
@@ -188,6 +189,8 @@ def build(plan: Plan, hyper: Hyper, base: Network, seed: int) -> Representation:
 _DEFAULTS: dict[str, Any] = {"batch_size": 64, "momentum": 0.9, "weight_decay": 5e-4}
 _PAPER = "Nguyen et al., NeurIPS 2022"
 
-FEDSR = About("fedsr", ("generalize",), _PAPER, tasks=("classification",), defaults=_DEFAULTS, time_factor=1.2)
+FEDSR = About(
+    "fedsr", ("generalize",), _PAPER, tasks=("classification",), defaults=_DEFAULTS, time_factor=1.2, draws_sites=True
+)
 FEDL2R = dataclasses.replace(FEDSR, name="fedl2r", hyper={"cmi": 0.0, "stochastic": False})
 FEDCMI = dataclasses.replace(FEDSR, name="fedcmi", hyper={"l2r": 0.0})

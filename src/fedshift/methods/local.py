@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ def with_weights(module: nn.Module, weights: Weights, device: torch.device) -> n
     """`module` on `device`, holding `weights`."""
     module.load_state_dict(dict(weights))
     # Up to 1.7 times as fast on a CPU as the default layout, and batches have this layout too.
-    return module.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return module.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,21 @@ def augmentation(plan: Plan) -> PairAugment | None:
     return lambda x, y, generator: (augment(x, generator), y)
 
 
+class _Sgd(torch.optim.SGD):
+    """torch's own SGD without the doors to its compiler, which import that: longer than it takes to import torch."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One step along the gradients."""
+        return _plain_step(self, closure)
+
+
+_plain_step: Callable[..., Any] = inspect.unwrap(torch.optim.SGD.step)
+
+
 def sgd(site: Site, *modules: nn.Module, lr: float | None = None) -> torch.optim.Optimizer:
     """New SGD at the rate `lr`, by default the round's; for backbones at `backbone_lr_factor` times that rate."""
     training = site.plan.training
@@ -119,7 +135,7 @@ def sgd(site: Site, *modules: nn.Module, lr: float | None = None) -> torch.optim
         {"params": [p for p in parameters if p in in_backbones], "lr": rate * training.backbone_lr_factor},
         {"params": [p for p in parameters if p not in in_backbones], "lr": rate},
     ]
-    return torch.optim.SGD(
+    return _Sgd(
         [group for group in groups if group["params"]],
         lr=rate,
         momentum=training.momentum,

@@ -198,6 +198,7 @@ FED_DAN = About(
     ("multi-adapt",),
     "Long et al., ICML 2015, federated",
     SOURCE_COPIES,
+    draws_sites=True,
     data="source-copies",
     time_factor=8.0,
     cost=Formula(
@@ -213,6 +214,7 @@ FED_DANN = About(
     ("multi-adapt",),
     "Ganin and Lempitsky, ICML 2015, federated",
     SOURCE_COPIES,
+    draws_sites=True,
     data="source-copies",
     time_factor=8.0,
     cost=Formula(

@@ -90,6 +90,7 @@ class RunConfig(BaseModel):
     quorum: float = Field(0.5, gt=0, le=1)
     deadline: float | None = Field(None, gt=0)
     max_update_norm: float = Field(1e6, gt=0)
+    sites_per_round: int | float | None = Field(None, gt=0)
     aggregation: str = DEFAULT
     bad_sites: int = Field(1, ge=0)
     evaluate_every: int = Field(1, ge=1)
@@ -104,6 +105,8 @@ class RunConfig(BaseModel):
     def _in_range(self) -> RunConfig:
         if self.workers != "auto" and self.workers < 0:
             raise ValueError("workers: 0 (this process) or more, or auto")
+        if isinstance(self.sites_per_round, float) and self.sites_per_round >= 1:
+            raise ValueError("sites_per_round: a whole number of sites, or a share above 0 and below 1")
         for text in self.attack:
             parse_attack(text)
         return self
@@ -137,6 +140,9 @@ DEFAULTS: dict[str, Any] = {
 
 _INNER = ("hyper", "given")
 
+KEYS = tuple(key for key in RunConfig.model_fields if key not in _INNER)
+"""Every key but the method's own."""
+
 
 def make_config(values: Mapping[str, Any]) -> RunConfig:
     """A checked configuration from plain values, with the method's own keys under its name (any case)."""
@@ -145,10 +151,10 @@ def make_config(values: Mapping[str, Any]) -> RunConfig:
     given["method"] = about.name
     hyper = given.pop(about.name, None) or {}
     for key in given:
-        if key not in RunConfig.model_fields or key in _INNER:
+        if key not in KEYS:
             if str(key).lower() in METHODS:
                 raise InputError("config-key", f"{key}: keys of that method, but the run's method is {about.name!r}")
-            known = [name for name in RunConfig.model_fields if name not in _INNER] + [about.name]
+            known = [*KEYS, about.name]
             raise InputError("config-key", f"unknown configuration key {key!r}. {nearest(str(key), known)}")
     try:
         checked = _check_hyper(about.name, hyper)
@@ -162,6 +168,9 @@ def make_config(values: Mapping[str, Any]) -> RunConfig:
     _check_policy(config.policy)
     _check_norm(config)
     _check_aggregation(config)
+    if config.sites_per_round is not None and not about.draws_sites:
+        why = about.all_because or "its rounds combine the answers of all sites"
+        raise InputError("config-value", f"sites_per_round: {about.name} asks every site in each round, because {why}")
     return config
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from fedshift.data.attacks import FORGED, parse_attack
 from fedshift.data.domain import VOID, Dataset, DataSource
 from fedshift.data.formats.base import CLASS_FILE
 from fedshift.data.formats.masks import VOID_NAME, tell_ids
+from fedshift.data.registry import opened_once
 from fedshift.errors import InputError, nearest
 from fedshift.federation.aggregation import least_sites
 from fedshift.federation.engines import Engine
@@ -27,6 +27,7 @@ from fedshift.federation.federation import Federation, Rules
 from fedshift.federation.plan import ModelSpec, Plan, Training
 from fedshift.federation.policy import Policy
 from fedshift.federation.releases import KINDS
+from fedshift.federation.sampling import wanted_sites
 from fedshift.federation.site import Copied, SiteHost, SiteSpec
 from fedshift.machine import keep_freed_memory
 from fedshift.methods import find_about, find_method
@@ -80,8 +81,8 @@ def prepare(config: RunConfig, dataset: Dataset | None = None, *, is_local: bool
         if config.dataset is None and config.data_dir is None:
             raise InputError("data-missing", "say what to train on: --dataset NAME or --data-dir DIR")
         dataset = open_dataset(data_source(config))
-    # Each domain is read once: the check of the data and all sites on this machine share it.
-    dataset = dataclasses.replace(dataset, load=functools.cache(dataset.load))
+    # Read once, by whoever asks first: looking the data over and all sites on this machine share it.
+    dataset = opened_once(dataset)
     roles = assign_roles(config, dataset)
     _check_attacks(config, roles)
     dataset = dataclasses.replace(dataset, warnings=(*dataset.warnings, *_check_found_ids(dataset, roles)))
@@ -99,12 +100,21 @@ def _check_sites(config: RunConfig, roles: Roles, plan: Plan) -> None:
     is_by_clients = find_about(config.method).data == "source-copies"
     training = roles.targets if is_by_clients else plan.sources
     least = least_sites(config.aggregation, config.bad_sites)
+    needs = f"aggregation: {config.aggregation} with bad_sites={config.bad_sites} needs at least {least} sites, and"
     if len(training) < least:
         raise InputError(
             "config-value",
-            f"aggregation: {config.aggregation} with bad_sites={config.bad_sites} needs at least {least} sites, and"
-            f" {len(training)} train in this run ({', '.join(training)}): lower bad_sites, or choose clipped or median",
+            f"{needs} {len(training)} train in this run ({', '.join(training)}): lower bad_sites, or choose clipped or"
+            " median",
         )
+    if config.sites_per_round is not None:
+        drawn = wanted_sites(config.sites_per_round, len(training))
+        if drawn < least:
+            raise InputError(
+                "config-value",
+                f"{needs} {drawn} take part in a round: raise sites_per_round, lower bad_sites, or choose clipped or"
+                " median",
+            )
 
 
 def _check_found_ids(dataset: Dataset, roles: Roles) -> list[str]:
@@ -175,7 +185,14 @@ def open_federation(
         sources=roles.sources,
         targets=roles.targets,
         home_host=home,
-        rules=Rules(config.quorum, config.deadline, config.max_update_norm, config.aggregation, config.bad_sites),
+        rules=Rules(
+            config.quorum,
+            config.deadline,
+            config.max_update_norm,
+            aggregation=config.aggregation,
+            bad_sites=config.bad_sites,
+            sites_per_round=config.sites_per_round,
+        ),
     )
 
 

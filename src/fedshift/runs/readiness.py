@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedshift.data.domain import MIN_SAMPLES, Domain
@@ -24,30 +25,46 @@ def read_domains(prepared: Prepared) -> Prepared:
     if not _is_worth_reading(prepared):
         return prepared
     names = {name for person in prepared.roles.everyone for name in person.domains}
-    domains = {name: prepared.dataset.load(name) for name in sorted(names)}
-    warnings = [
-        f"{len(domain.skipped)} samples of {domain.name} are left out; the first is {domain.skipped[0].file}: "
-        f"{domain.skipped[0].reason}"
-        for domain in domains.values()
-        if domain.skipped
-    ]
+    found = {name: _seen(prepared.dataset.load(name)) for name in sorted(names)}
+    warnings = [seen.warning for seen in found.values() if seen.warning]
     specs, own = site_specs(prepared, Path())
     sites = [*specs, own] if own else specs
-    used = {spec.name: sum(_kept(spec, domains[name]) for name in spec.domains) for spec in sites}
-    labelled = [name for name, domain in domains.items() if domain.train.labels is not None]
+    used = {spec.name: sum(_kept(spec, found[name].samples) for name in spec.domains) for spec in sites}
+    labelled = [name for name, seen in found.items() if seen.trains_with_labels]
     require_training_data(prepared, used, labelled)
-    given = {spec.name: sum(len(domains[name].train) for name in spec.domains) for spec in sites}
-    scored = [name for name in prepared.roles.tested if domains[name].test.labels is not None]
+    given = {spec.name: sum(found[name].samples for name in spec.domains) for spec in sites}
+    scored = [name for name in prepared.roles.tested if found[name].is_scored]
     warnings += _check_min_samples(prepared, sites, used, given, scored)
     dataset = dataclasses.replace(prepared.dataset, warnings=(*prepared.dataset.warnings, *warnings))
     return dataclasses.replace(prepared, dataset=dataset)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What is known of a domain once it was read. The domain itself is let go: of many, not all may be open."""
+
+    samples: int
+    trains_with_labels: bool
+    is_scored: bool
+    warning: str
+
+
+def _seen(domain: Domain) -> _Seen:
+    warning = (
+        f"{len(domain.skipped)} samples of {domain.name} are left out; the first is {domain.skipped[0].file}: "
+        f"{domain.skipped[0].reason}"
+        if domain.skipped
+        else ""
+    )
+    is_labelled, is_scored = domain.train.labels is not None, domain.test.labels is not None
+    return _Seen(len(domain.train), is_labelled, is_scored, warning)
 
 
 def require_training_data(prepared: Prepared, sizes: Mapping[str, int], labelled: Collection[str]) -> None:
     """Everyone who must learn has training data, and those who learn with labels have labels. `sizes`: training samples
     by site, without those that are left out of the run; `labelled`: domains (or sites) whose training data have labels.
     """
-    home = prepared.roles.home
+    home, labelled = prepared.roles.home, dict.fromkeys(labelled)  # Quick to look up, and in order.
     everyone = [person for person in prepared.roles.everyone if person.name in sizes]
     for person in everyone:
         if sizes[person.name]:
@@ -72,8 +89,8 @@ def _is_worth_reading(prepared: Prepared) -> bool:
     return config.data_dir is not None or is_cut or least > MIN_SAMPLES
 
 
-def _kept(spec: SiteSpec, domain: Domain) -> int:
-    return kept_samples(len(domain.train), spec.train_cap, spec.train_share)
+def _kept(spec: SiteSpec, samples: int) -> int:
+    return kept_samples(samples, spec.train_cap, spec.train_share)
 
 
 def _without_labels(prepared: Prepared, person: Participant, name: str, labelled: Collection[str]) -> str:

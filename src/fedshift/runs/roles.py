@@ -50,8 +50,9 @@ class Roles:
 def assign_roles(config: RunConfig, dataset: Dataset) -> Roles:
     about = find_about(config.method)
     setting = _setting(config, about)
+    known = set(dataset.domains)
     for name in [*(config.sources or ()), *(config.targets or ()), config.target, config.home]:
-        if name is not None and name not in dataset.domains:
+        if name is not None and name not in known:
             raise InputError(
                 "unknown-name", f"data set {dataset.name!r} has no domain {name!r}. {nearest(name, dataset.domains)}"
             )

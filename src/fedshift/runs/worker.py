@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from fedshift.data import open_dataset
+from fedshift.data.registry import opened_once
 from fedshift.federation import codec
+from fedshift.federation.engines.inprocess import Hosts
 from fedshift.federation.engines.workers import end_with_parent, question_head, serve
 from fedshift.federation.handshake import introduce
 from fedshift.federation.plan import Plan
-from fedshift.federation.site import SiteHost, SiteSpec
+from fedshift.federation.site import SiteSpec
 from fedshift.federation.step import Outcome, Request, answer, pack_answer
 from fedshift.federation.survey import answer_survey
 from fedshift.machine import keep_freed_memory
@@ -75,7 +77,13 @@ def _hosts(setup: Mapping[str, Any]) -> dict[str, Callable[[Request], bytes]]:
             steps = frozenset(step.name for step in (*method.steps, introduce, score, measure))
     except Exception as error:
         return {spec.name: partial(_refuse, spec, error) for spec in specs}
-    return {spec.name: partial(answer, SiteHost(spec, plan, open_dataset, steps)) for spec in specs}
+    # Sites of one data set, as on the user's own machine, share it: it is opened once in this process.
+    hosts = Hosts(specs, plan, cache(lambda source: opened_once(open_dataset(source))), steps)
+    return {spec.name: partial(_answer_of, hosts, spec.name) for spec in specs}
+
+
+def _answer_of(hosts: Hosts, site: str, request: Request) -> bytes:
+    return answer(hosts[site], request)
 
 
 def _refuse(spec: SiteSpec, error: Exception, request: Request) -> bytes:

@@ -9,6 +9,7 @@ import json
 import queue
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,46 @@ from fedshift.federation.engines.workers import ForkedWorker, SpawnedWorker, Wor
 from fedshift.federation.plan import Plan
 from fedshift.federation.site import SiteHost, SiteSpec
 from fedshift.federation.step import Request, answer
+from fedshift.files import open_files_limit
 
 OpenDataset = Callable[[DataSource], Dataset]
+
+KEPT_SITES = 64
+"""Sites whose data stay open and in tensors between two questions, in each process. With more, memory and open files
+would grow with the number of sites."""
+
+
+class Hosts:
+    """The sites of one process by name, of which the last `KEPT_SITES` that were asked stay ready: fewer where their
+    files, about six each, would be too many."""
+
+    def __init__(
+        self,
+        specs: Sequence[SiteSpec],
+        plan: Plan,
+        open_dataset: OpenDataset,
+        steps: frozenset[str] | None = None,
+    ) -> None:
+        """`steps`: as for `SiteHost`."""
+        self._specs = {spec.name: spec for spec in specs}
+        self._plan = plan
+        self._open_dataset = open_dataset
+        self._steps = steps
+        self._ready: OrderedDict[str, SiteHost] = OrderedDict()
+        limit = open_files_limit()
+        self._most = KEPT_SITES if limit is None else max(1, min(KEPT_SITES, limit // 16))
+
+    def __getitem__(self, site: str) -> SiteHost:
+        if site not in self._ready:
+            self._ready[site] = SiteHost(self._specs[site], self._plan, self._open_dataset, self._steps)
+        self._ready.move_to_end(site)
+        if len(self._ready) > self._most:
+            self._ready.popitem(last=False)
+        return self._ready[site]
+
+    def clear(self) -> None:
+        """Lets go of all data."""
+        self._ready.clear()
 
 
 class Sequential:
@@ -30,7 +69,7 @@ class Sequential:
     def __init__(
         self, specs: Sequence[SiteSpec], plan: Plan, open_dataset: OpenDataset, *, debug: bool = False
     ) -> None:
-        self._hosts = {spec.name: SiteHost(spec, plan, open_dataset) for spec in specs}
+        self._hosts = Hosts(specs, plan, open_dataset)
         self._debug = debug
         self.where_to_look = _where_to_look(specs)
 
@@ -59,7 +98,7 @@ class Parallel:
     @classmethod
     def forked(cls, specs: Sequence[SiteSpec], plan: Plan, open_dataset: OpenDataset, workers: int) -> Parallel:
         """Workers that are copies of this process: they know its methods, networks and data, and start at once."""
-        hosts = {spec.name: SiteHost(spec, plan, open_dataset) for spec in specs}
+        hosts = Hosts(specs, plan, open_dataset)
         return cls(specs, lambda: ForkedWorker(lambda request: answer(hosts[request.site], request)), workers)
 
     @classmethod

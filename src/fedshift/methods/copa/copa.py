@@ -259,6 +259,7 @@ COPA = About(
     ("generalize",),
     "Wu and Gong, ICCV 2021",
     "images and a net with convolutions",
+    all_because="every site has a classifier of its own, and all of them train each extractor",
     tasks=("classification",),
     # PACS and Office-Home; lr is the architecture's. The digit recipe's rounds and schedule: docs/methods/copa.md.
     defaults={

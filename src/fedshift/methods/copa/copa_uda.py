@@ -260,6 +260,7 @@ COPA_UDA = About(
     ("adapt",),
     "Wu and Gong, ICCV 2021",
     "images and a net with convolutions",
+    all_because="every site has a classifier of its own, and all of them train each extractor",
     tasks=("classification",),
     # Office-Caltech10. The recipe of Digit-Five, with its larger batches: docs/methods/copa-uda.md.
     defaults=COPA.defaults,

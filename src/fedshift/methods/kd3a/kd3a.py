@@ -268,6 +268,7 @@ ABOUT = About(
     "kd3a",
     ("adapt",),
     "Feng et al., ICML 2021",
+    all_because="every source votes on the target's samples",
     tasks=("classification",),
     uses_statistics=True,
     needs_statistics=_needs_statistics,

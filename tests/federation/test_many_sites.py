@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedshift.federation import federation
+from fedshift.federation.engines import inprocess
+from fedshift.runs.api import fit
+
+SITES = 5
+
+
+@pytest.fixture
+def rows() -> dict[str, Any]:
+    x = np.random.default_rng(0).normal(size=(SITES, 40, 4)).astype(np.float32)
+    return {f"s{site}": (x[site], (x[site].sum(axis=1) > 0).astype(np.int64)) for site in range(SITES)}
+
+
+def test_sites_that_were_let_go_and_replies_on_disk_change_no_byte(
+    rows: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys: dict[str, Any] = {"arch": "mlp", "policy": {"min_samples": 2}, "rounds": 2, "workers": 0}
+    usual = fit("fedavg", data=rows, out=tmp_path / "usual", **keys)
+    monkeypatch.setattr(inprocess, "KEPT_SITES", 2)
+    monkeypatch.setattr(federation, "IN_MEMORY_REPLIES", 1)
+    made: list[str] = []
+    host = inprocess.SiteHost
+
+    def counted(spec: Any, *rest: Any) -> Any:
+        made.append(spec.name)
+        return host(spec, *rest)
+
+    monkeypatch.setattr(inprocess, "SiteHost", counted)
+    few = fit("fedavg", data=rows, out=tmp_path / "few", **keys)
+    assert few.results["model_sha256"] == usual.results["model_sha256"]
+    # Introduced, trained and validated in round 1, then in round 2: with two kept of five, each is made every time.
+    assert len(made) == 5 * SITES
+
+
+def test_more_sites_than_files_may_be_open(rows: dict[str, Any], tmp_path: Path) -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for site in range(60):
+        np.savez(
+            folder / f"s{site:02}.npz", images=np.full((12, 16, 16, 3), site, dtype=np.uint8), labels=np.arange(12) % 2
+        )
+    used = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 50
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 100, hard))
+    try:
+        run = fit(
+            "fedavg", data=folder, out=tmp_path / "run", rounds=1, arch="digits-copa", workers=0,
+            policy={"min_samples": 2}, evaluate_every=1,
+        )  # fmt: skip
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(run.results["samples"]) == 60
