@@ -64,8 +64,11 @@ def _nothing_stays_registered() -> Iterator[None]:
     before = [(table, dict(table._values)) for table in found]
     allowed = sys.modules["fedshift.registry"]._allowed if "fedshift.registry" in sys.modules else set()
     kept = set(allowed)
+    is_strict = getattr(sys.modules.get("fedshift.registry"), "_only_allowed", False)
     yield
     for table, values in before:
         table._values = values
     allowed.clear()
     allowed.update(kept)
+    if "fedshift.registry" in sys.modules:
+        sys.modules["fedshift.registry"]._only_allowed = is_strict  # type: ignore[attr-defined]

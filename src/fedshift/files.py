@@ -50,6 +50,14 @@ def open_files_limit() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
+def open_files_left() -> int | None:
+    """How many more files this process may open; None where there is no limit."""
+    limit, listed = open_files_limit(), Path("/dev/fd")
+    if limit is None:
+        return None
+    return max(0, limit - len(list(listed.iterdir()))) if listed.is_dir() else limit
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """The file is there whole or not at all, also when the machine stops in the middle."""
     try:

@@ -18,7 +18,7 @@ from fedshift.data.formats.base import Progress
 from fedshift.data.formats.public import PUBLIC, how_to_get, survey_public
 from fedshift.data.index.survey import Agreed, Survey, open_survey, survey_folder
 from fedshift.errors import InputError, nearest
-from fedshift.files import open_files_limit
+from fedshift.files import open_files_left
 from fedshift.registry import Registry
 
 DatasetFunction = Callable[[int | None], Dataset]
@@ -115,7 +115,7 @@ def _mapped_files(domain: Domain) -> int:
 
 def _most_open_files() -> int:
     """A quarter of what this process may open: sites, engines and libraries need some too."""
-    limit = open_files_limit()
+    limit = open_files_left()
     return 2048 if limit is None else max(16, min(limit // 4, 2048))
 
 

@@ -25,6 +25,7 @@ from fedshift.federation.releases import KINDS, SINGLE_SAMPLES, Release, kinds
 from fedshift.functional.averaging import update_norm
 
 _MOST = 10**9
+MOST_QUESTIONS = _MOST
 _MOST_THREADS = 256
 
 

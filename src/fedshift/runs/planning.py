@@ -22,10 +22,10 @@ from fedshift.errors import InputError, nearest
 from fedshift.federation.aggregation import least_sites
 from fedshift.federation.engines import Engine
 from fedshift.federation.engines.inprocess import Parallel, Sequential
-from fedshift.federation.engines.workers import can_fork
+from fedshift.federation.engines.workers import MOST_ROUNDS, can_fork
 from fedshift.federation.federation import Federation, Rules
 from fedshift.federation.plan import ModelSpec, Plan, Training
-from fedshift.federation.policy import Policy
+from fedshift.federation.policy import MOST_QUESTIONS, Policy
 from fedshift.federation.releases import KINDS
 from fedshift.federation.sampling import wanted_sites
 from fedshift.federation.site import Copied, SiteHost, SiteSpec
@@ -260,11 +260,12 @@ def _site_spec(person: Participant, prepared: Prepared, folder: Path) -> SiteSpe
 
 
 def simulated_policy(config: RunConfig) -> Policy:
-    """The policy of sites that are played on one machine: the data are all the user's own, so that every kind may leave
-    unless `policy.allow` says otherwise, and splits of any size are scored unless the policy says how many samples
-    things are made of. A site elsewhere has the policy of its own file."""
+    """The policy of sites that are played on one machine. The data are all the user's own: every kind may leave unless
+    `policy.allow` says otherwise, runs are as long as they like, and splits of any size are scored unless the policy
+    says how many samples things are made of. A site elsewhere has the policy of its own file."""
     scored = {} if "min_samples" in config.policy else {"min_scored": 1}
-    return dataclasses.replace(Policy(), **{"allow": KINDS, **scored, **config.policy})
+    long = {"max_rounds": MOST_ROUNDS, "max_questions": MOST_QUESTIONS}
+    return dataclasses.replace(Policy(), **{"allow": KINDS, **scored, **long, **config.policy})
 
 
 def _completed(config: RunConfig, dataset: Dataset, roles: Roles) -> RunConfig:

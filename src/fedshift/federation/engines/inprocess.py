@@ -21,7 +21,7 @@ from fedshift.federation.engines.workers import ForkedWorker, SpawnedWorker, Wor
 from fedshift.federation.plan import Plan
 from fedshift.federation.site import SiteHost, SiteSpec
 from fedshift.federation.step import Request, answer
-from fedshift.files import open_files_limit
+from fedshift.files import open_files_left
 
 OpenDataset = Callable[[DataSource], Dataset]
 
@@ -47,7 +47,7 @@ class Hosts:
         self._open_dataset = open_dataset
         self._steps = steps
         self._ready: OrderedDict[str, SiteHost] = OrderedDict()
-        limit = open_files_limit()
+        limit = open_files_left()
         self._most = KEPT_SITES if limit is None else max(1, min(KEPT_SITES, limit // 16))
 
     def __getitem__(self, site: str) -> SiteHost:
