@@ -23,8 +23,8 @@ FORGERIES = {
     "sign flip x100": "sign-flip:{site}:100",
     "constant": "constant:{site}",
     "noise x10": "scaled-noise:{site}:10",
-    "forged count": "forged-count:{site}",
 }
+"""A forged count is none of them: the gate refuses it before any rule sees it."""
 ATTACKS = {**FORGERIES, "30 % wrong labels": "poison:{site}:0.3"}
 BAD = {1: "one bad site", 2: "two bad sites"}
 """The second and the fourth of the sites that train: neither the most unusual ones nor neighbours."""
