@@ -271,7 +271,7 @@ def test_weights_that_are_no_numbers_are_neither_saved_nor_loaded(whole: Path, t
         save_model(tmp_path / "model.safetensors", saved)
     assert caught.value.code == "model-diverged" and list(tmp_path.iterdir()) == []
     tensors, metadata = codec.read_safetensors((whole / "model.safetensors").read_bytes())
-    next(iter(tensors.values())).view(-1)[0] = torch.inf
+    next(value for value in tensors.values() if value.is_floating_point()).view(-1)[0] = torch.inf
     header = {key: value for key, value in codec.read_header(metadata).items() if key != "sha256"}
     (tmp_path / "model.safetensors").write_bytes(codec.seal(tensors, header))
     with pytest.raises(InputError, match=r"model\.safetensors: .* no finite numbers"):
