@@ -155,8 +155,13 @@ _FROM_IMAGENET: Settings = {"weights": "imagenet", "image_size": 224, "norm": "a
 """The papers train every layer at one rate and average what BatchNorm layers remember."""
 RESNET_18: Settings = {"arch": "resnet18", **_FROM_IMAGENET}
 RESNET_101: Settings = {"arch": "resnet101", **_FROM_IMAGENET}
-_HYBRID: Settings = {"norm_start": "equal", "first_judges": "initial"}
-"""COPA's hybrid layers and first judges as in the paper, on a pre-trained network too."""
+_HYBRID: Settings = {
+    "norm_start": "equal",
+    "first_judges": "initial",
+    "magnitude_draw": "fixed",
+    "cutout": "auto",
+}
+"""COPA's hybrid layers, second look and first judges as in the paper, on a pre-trained network too."""
 
 STANDARD: Settings = {"augment": ["standard"]}
 """Crops, flips and changes of colour. Those of CSAC's code; COPA's paper says no more than "standard augmentation"."""
