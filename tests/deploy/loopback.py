@@ -17,6 +17,7 @@ import yaml
 
 from fedshift.federation.engines.nvflare.kits import COORDINATOR_USER, Coordinator
 from fedshift.federation.engines.nvflare.session import Server
+from fedshift.federation.releases import KINDS
 
 SITES = ("amber", "blue", "coral", "pooled")
 """`pooled` holds the data of several sites, for the bounds that train on all of it in one place."""
@@ -71,7 +72,9 @@ class Loopback:
         assert done.returncode == 0, done.stderr
         self.coordinator = root / "fed" / "coordinator"
         self.policy = root / "policy.yaml"
-        self.policy.write_text("min_samples: 2\nimports: [examples.fedprox]\n")
+        # Some methods send what a policy lets out only by name.
+        policy = {"allow": list(KINDS), "min_samples": 2, "imports": ["examples.fedprox"]}
+        self.policy.write_text(yaml.safe_dump(policy))
 
     def kit(self, site: str) -> Path:
         return self.root / "fed" / "sites" / site

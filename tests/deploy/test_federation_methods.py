@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from loopback import ROOT, SITES, STRICT, Loopback
+from loopback import ROOT, SITES, STRICT, Loopback, wait_for
 
 from fedshift import registry
 from fedshift.data import DataSource
@@ -140,7 +141,12 @@ def surveying(link: links.Link) -> Nvflare:
 def test_a_site_past_the_deadline_is_late_and_its_worker_replaced(loopback: Loopback, shared_link: links.Link) -> None:
     engine = surveying(shared_link)
     assert survey_sites(engine, ["amber"])["amber"].classes == ("0", "1", "2")
-    (worker,) = [p for p in loopback.tree("amber") if "fedshift.runs.worker" in p.cmdline()]
+
+    def workers() -> list[psutil.Process]:
+        return [process for process in loopback.tree("amber") if "fedshift.runs.worker" in process.cmdline()]
+
+    wait_for("jobs of other tests have ended", lambda: len(workers()) == 1)
+    (worker,) = workers()
     worker.suspend()  # It neither answers nor goes away.
     question = Request("amber", "survey.look", 0, "n", codec.pack({}))
     assert dict(engine.call([question], 2.0)) == {"amber": Failure("late")}
