@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from inprocess import InProcess
 from fedshift.bench.jobs import Column, Job, Row, grid_jobs, merged
 from fedshift.bench.records import Record, append, read
 from fedshift.bench.run import run_jobs, silent
+from fedshift.methods import METHODS
 
 ROWS = (Row("FedAvg", "fedavg"), Row("FedAvg, twice the rate", "fedavg", {"lr": 0.04}))
 COLUMNS = (Column("dim", {"target": "dim"}),)
@@ -72,3 +74,12 @@ def test_a_job_keeps_its_name_whether_a_default_is_said_or_not(tiny_data: Path) 
     plain, said = jobs(tiny_data)[0], jobs(tiny_data, evaluate_every=1, precision="float32")[0]
     other = jobs(tiny_data, evaluate_every=2)[0]
     assert plain.digest == said.digest != other.digest
+
+
+def test_a_job_gets_another_name_when_its_method_computes_something_else(
+    tiny_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = jobs(tiny_data)[0].digest
+    entry = METHODS["fedavg"]
+    monkeypatch.setitem(METHODS._values, "fedavg", replace(entry, about=replace(entry.about, revision=1)))
+    assert jobs(tiny_data)[0].digest != before

@@ -47,8 +47,11 @@ class Job:
 
     @cached_property
     def digest(self) -> str:
-        """The job's name on disk. Equal configurations are one job, whichever tables they are in."""
-        return hashlib.sha256(json.dumps(self.config.chosen(), sort_keys=True).encode()).hexdigest()[:16]
+        """The job's name on disk. Equal configurations are one job, whichever tables they are in, until the method
+        computes something else."""
+        revision = find_about(self.config.method).revision
+        told = {**self.config.chosen(), **({"revision": revision} if revision else {})}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def grid_jobs(

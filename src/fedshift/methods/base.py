@@ -65,6 +65,8 @@ class About:
     the setting multi-adapt it is per image of the home, and includes the work on up to four clients' copies of it."""
     cost: Formula | None = None
     """What the method costs a site; None: there is no closed formula."""
+    revision: int = 0
+    """Raised when the method computes something else under the same keys: trainings recorded before do not count."""
 
     @property
     def is_bound(self) -> bool:

@@ -453,6 +453,7 @@ DUALADAPT = About(
     uses_statistics=True,
     aggregation="clipped",
     time_factor=3.0,
+    revision=1,  # By default the home's statistics normalise.
     cost=_COST,
 )
 FED_ORACLE = About(
@@ -467,5 +468,6 @@ FED_ORACLE = About(
     uses_statistics=True,
     aggregation="clipped",
     time_factor=6.0,
+    revision=DUALADAPT.revision,
     cost=Formula(_COST.flops, {"F": 1}, {"G": 1, "F": 1}, _COST.published, note="DualAdapt without its mixtures."),
 )

@@ -212,5 +212,6 @@ SHOT = About(
         "shot.unusable-model": "A source's model gave NaN or infinite predictions and was left out.",
     },
     time_factor=1.5,
+    revision=1,  # Each half has a whole schedule; labels are new in every epoch.
     cost=replace(PLAIN, note="Sites take part in the first rounds only; the rest is the coordinator's work."),
 )

@@ -278,6 +278,7 @@ COPA = About(
         ),
     },
     time_factor=2.8,
+    revision=1,  # Second looks move no running statistics.
     # A second pass through G, judged by K - 1 frozen classifiers.
     cost=Formula(flops={"G": 6, "F": 1, "KF": 2, "dG": -2}, upload=MODEL, broadcast={"G": 1, "KF": 1}),
 )

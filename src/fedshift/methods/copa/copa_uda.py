@@ -275,6 +275,7 @@ COPA_UDA = About(
         "copa-uda.unusable-model": "A site's model gave NaN or infinite predictions and was left out of the round.",
     },
     time_factor=3.7,
+    revision=COPA.revision,
     cost=Formula(
         flops={"G": 6, "F": 1, "KF": 2, "dG": -2},
         upload=MODEL,
