@@ -16,9 +16,18 @@ from tinydata import TINTS, write_domain
 gc.disable()
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
     gc.enable()
+    require_groups(session)
+
+
+def require_groups(session: pytest.Session) -> None:
+    """Tests that share what takes long to make have to be on one worker. Where xdist cannot group them, it says nothing,
+    and every worker makes its own."""
+    grouped = [item for item in session.items if item.get_closest_marker("xdist_group")]
+    if getattr(session.config.option, "loadgroup", False) and grouped and "@" not in grouped[0].nodeid:
+        raise pytest.UsageError("pytest-xdist did not group the tests: use the versions in constraints.txt")
 
 
 @pytest.hookimpl(optionalhook=True)
