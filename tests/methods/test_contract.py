@@ -24,6 +24,7 @@ from fedshift.federation.releases import kinds
 from fedshift.federation.step import Request, Step
 from fedshift.methods import METHODS, Entry
 from fedshift.methods.evaluation import score
+from fedshift.methods.statistics import measure
 from fedshift.runs import planning
 from fedshift.runs.config import make_config
 from fedshift.runs.directory import read_metrics
@@ -293,7 +294,7 @@ def test_a_count_is_one_of_samples(method: str) -> None:
 
 @every_setting
 def test_only_declared_fields_leave_a_site(method: str, usual: dict[str, Any]) -> None:
-    steps: list[Step[Any]] = [*TABLE[method].implementation.steps, score, introduce]
+    steps: list[Step[Any]] = [*TABLE[method].implementation.steps, score, introduce, measure]
     declared = {(step.name, field, kind.name) for step in steps for field, kind in kinds(step.release).items()}
     ledgers = list(usual["folder"].glob("sites/*/ledger.jsonl"))
     left = {

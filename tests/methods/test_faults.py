@@ -54,15 +54,19 @@ def writes(event: str, arguments: tuple[Any, ...], folder: str) -> bool:
 
 class Fault:
     """Runs a training in a forked process in which something happens at the `at`-th write of the coordinator, or of
-    the sites' worker processes. `count` is how many of these writes there were."""
+    the sites' worker processes. `count` is how many of these writes there were, `others` how many of the other side."""
 
     def __init__(self, folder: Path, at: int, *, at_site: bool = False, is_full: bool = False) -> None:
         self.folder, self.at, self.at_site, self.is_full = str(folder), at, at_site, is_full
-        self._shared = mmap.mmap(-1, 8)
+        self._shared = mmap.mmap(-1, 16)
 
     @property
     def count(self) -> int:
         return int.from_bytes(self._shared[:8], "little")
+
+    @property
+    def others(self) -> int:
+        return int.from_bytes(self._shared[8:], "little")
 
     def during(self, work: Callable[[], Any]) -> int:
         """How it ended: `ENDED`, `TOLD` (one clear error), `CRASHED`, or minus the signal that killed it."""
@@ -85,6 +89,7 @@ class Fault:
             if event not in ("open", "os.rename", "os.remove") or not writes(event, arguments, self.folder):
                 return
             if not self.is_full and self.at_site == (os.getpid() == coordinator):
+                self._shared[8:] = (self.others + 1).to_bytes(8, "little")
                 return
             self._shared[:8] = (self.count + 1).to_bytes(8, "little")
             if self.is_full and self.count >= self.at and event == "open":
@@ -109,24 +114,25 @@ def sampled(count: int, wanted: int, seed: str) -> list[int]:
     return sorted({1, count, *random.Random(seed).sample(range(2, count), max(0, wanted - 2))})
 
 
-def killed(method: str, data: Path, place: Path, at_site: bool, wanted: int) -> tuple[int, int]:
-    """Kills at `wanted` of all writes and resumes each time; returns how many were tried and how many ended in the same
-    model as the undisturbed run."""
+def killed(method: str, data: Path, place: Path, wanted: tuple[int, int]) -> tuple[int, int]:
+    """Kills the coordinator, and then sites, at as many of all writes as are `wanted` of each, and resumes each time.
+    Returns how many were tried and how many ended in the same model as the undisturbed run."""
     config = short(method, data)
-    undisturbed = Fault(place / "whole", NEVER, at_site=at_site)
+    undisturbed = Fault(place / "whole", NEVER)
     assert undisturbed.during(lambda: run(config, place / "whole")) == ENDED
     expected = run(config, place / "whole", resume=True)["model_sha256"]
-    equal = 0
-    points = sampled(undisturbed.count, NEVER if EVERYWHERE else wanted, f"{method} {at_site}")
-    for at in points:
-        folder = place / f"{'site' if at_site else 'coordinator'}-{at}"
-        fault = Fault(folder, at, at_site=at_site)
-        ended = fault.during(lambda folder=folder: run(config, folder))  # type: ignore[misc]
-        assert ended == (TOLD if at_site else -signal.SIGKILL), f"write {at} of {undisturbed.count}: {ended}"
-        results = run(config, folder, resume=True)
-        equal += results["model_sha256"] == expected
-        assert [path for path in folder.rglob(".*.*") if path.is_file() and path.name.startswith(".round")] == []
-    return len(points), equal
+    tried = equal = 0
+    for at_site, count in ((False, undisturbed.count), (True, undisturbed.others)):
+        for at in sampled(count, NEVER if EVERYWHERE else wanted[at_site], f"{method} {at_site}"):
+            folder = place / f"{'site' if at_site else 'coordinator'}-{at}"
+            fault = Fault(folder, at, at_site=at_site)
+            ended = fault.during(lambda folder=folder: run(config, folder))  # type: ignore[misc]
+            assert ended == (TOLD if at_site else -signal.SIGKILL), f"write {at} of {count}: {ended}"
+            results = run(config, folder, resume=True)
+            tried += 1
+            equal += results["model_sha256"] == expected
+            assert [path for path in folder.rglob(".*.*") if path.is_file() and path.name.startswith(".round")] == []
+    return tried, equal
 
 
 by_method = pytest.mark.parametrize(
@@ -136,40 +142,22 @@ by_method = pytest.mark.parametrize(
 
 @by_method
 @pytest.mark.timeout(300)
-def test_a_killed_coordinator_resumes_to_the_same_bytes(method: str, tiny_data: Path, tmp_path: Path) -> None:
-    wanted = 3 if method in FAST else 1
-    tried, equal = killed(method, tiny_data, tmp_path, at_site=False, wanted=wanted)
-    assert tried == equal >= wanted
-
-
-@by_method
-@pytest.mark.timeout(300)
-def test_killed_sites_end_a_run_that_resumes_to_the_same_bytes(method: str, tiny_data: Path, tmp_path: Path) -> None:
-    wanted = 2 if method in FAST else 1
-    tried, equal = killed(method, tiny_data, tmp_path, at_site=True, wanted=wanted)
-    if not tried:
-        pytest.skip("all of it happens at the coordinator")
-    assert tried == equal >= wanted
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("at_site", [False, True])
-def test_killed_at_many_writes(at_site: bool, tiny_data: Path, tmp_path: Path) -> None:
-    """CSAC: its sites write the most."""
-    tried, equal = killed("csac", tiny_data, tmp_path, at_site, wanted=10)
-    assert tried == equal >= 10
+def test_killed_processes_resume_to_the_same_bytes(method: str, tiny_data: Path, tmp_path: Path) -> None:
+    """A killed site ends the run: its quorum is 1. CSAC is killed most often: its sites write the most."""
+    wanted = (3, 2) if method in FAST else (5, 5) if method == "csac" else (1, 1)
+    tried, equal = killed(method, tiny_data, tmp_path, wanted)
+    at_home = 0 if METHODS[method].about.data in ("pooled", "target-copies") else wanted[1]
+    assert tried == equal >= wanted[0] + at_home
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-@pytest.mark.parametrize("wanted", [10])
-def test_a_full_disk_is_one_error_and_loses_no_round(wanted: int, tiny_data: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_error_and_loses_no_round(tiny_data: Path, tmp_path: Path) -> None:
     config = short("csac", tiny_data, workers=0)
     whole = Fault(tmp_path / "whole", NEVER, is_full=True)
     assert whole.during(lambda: run(config, tmp_path / "whole")) == ENDED
     expected = run(config, tmp_path / "whole", resume=True)["model_sha256"]
-    for at in sampled(whole.count, NEVER if EVERYWHERE else wanted, "full"):
+    for at in sampled(whole.count, NEVER if EVERYWHERE else 6, "full"):
         folder = tmp_path / f"full-{at}"
         ended = Fault(folder, at, is_full=True).during(lambda folder=folder: run(config, folder))  # type: ignore[misc]
         # What is written last may only be removed or renamed: that works on a full disk.
@@ -227,7 +215,7 @@ class Memory(Silent):
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_memory_does_not_grow_with_rounds(tmp_path: Path) -> None:
     tables = Path(__file__).parent.parent / "fixtures" / "v0.1.0" / "tables"
-    rounds = int(os.environ.get("FEDSHIFT_ROUNDS", "100"))
+    rounds = int(os.environ.get("FEDSHIFT_ROUNDS", "60"))
     keys = {"data_dir": tables, "label_column": "outcome", "target": "west", "workers": 0, "batch_size": 32}
     memory = Memory()
     run(make_config({"method": "fedavg", "rounds": rounds, **keys}), tmp_path / "run", progress=memory)

@@ -276,5 +276,6 @@ CENT_MCD = About(
     "Saito et al., CVPR 2018",
     "all clients' unlabelled data at the home: a bound, not to deploy",
     data="target-copies",
+    aggregation="own",
     time_factor=14.0,
 )
