@@ -23,7 +23,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def require_groups(session: pytest.Session) -> None:
-    """Tests that share what takes long to make have to be on one worker. Where xdist cannot group them, it says nothing,
+    """Tests that share what takes long to make have to be on one worker. Where xdist cannot group them, it says nothing
     and every worker makes its own."""
     grouped = [item for item in session.items if item.get_closest_marker("xdist_group")]
     if getattr(session.config.option, "loadgroup", False) and grouped and "@" not in grouped[0].nodeid:
