@@ -13,6 +13,8 @@ from runfiles import write_ledger, write_run
 from fedshift.errors import InputError
 from fedshift.report import write_report
 
+FIFTY, NINETY = "50.043.2–56.8", "90.082.6–94.5"
+"""A score of 204 test samples and one of 101 for validation, each with the small 95 % interval below it."""
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 
@@ -74,12 +76,20 @@ def test_scores_are_in_the_table_and_the_best_last_round_is_bold(tmp_path: Path)
         write_run(tmp_path / "c", "oracle", curve=(0.5, 0.8, 0.95)),
     )
     scores = page.scores()
-    assert [text for _, text in scores["fedavg"]] == ["50.0", "50.0", "55.0", "90.0"]
-    assert [text for _, text in scores["source-only"]] == ["41.3", "41.3", "41.3", "90.0"]
+    assert [text for _, text in scores["fedavg"]] == [FIFTY, FIFTY, "55.0", "90.0"]
+    assert [text for _, text in scores["source-only"]] == ["41.334.7–48.1", "41.334.7–48.1", "41.3", "90.0"]
     best = [(method, text) for method, cells in scores.items() for style, text in cells if "best" in style.split()]
-    assert best == [("fedavg", "50.0")]
+    assert best == [("fedavg", FIFTY)]
     assert "fedavg has the highest last-round accuracy on photo: 50.0 %, 8.7 points above source-only" in page.text
     assert "45.0 points below the bound oracle" in page.text
+    # The confusion matrix is [[8, 2], [1, 9]]: both classes are as frequent.
+    assert "Always giving the most frequent class would score: photo 50.0." in page.text
+
+
+def test_warnings_are_shown_as_text_with_their_advice(tmp_path: Path) -> None:
+    warned = {"code": "chance", "site": "photo", "text": f"photo {HOSTILE}", "advice": "Try another lr."}
+    page = report(tmp_path, write_run(tmp_path / "a", results={"warnings": [warned]}))
+    assert f"chance photo {HOSTILE} Try another lr." in page.text and page.count("img", src="x") == 0
 
 
 def test_bounds_are_marked_and_stand_below(tmp_path: Path) -> None:
@@ -172,9 +182,9 @@ def test_what_a_run_shows(tmp_path: Path) -> None:
     write_ledger(run, "street", [("averaging.train", "samples", "count", 1, 8)])
     page = report(tmp_path, run)
     domains = next(rows for style, rows in page.tables if rows and rows[0][0][1] == "Domain")
-    assert [text for _, text in domains[1]] == ["chalk", "source, labelled", "812", "101", "204", "90.0", "", "", ""]
+    assert [text for _, text in domains[1]] == ["chalk", "source, labelled", "812", "101", "204", NINETY, "", "", ""]
     assert [text for _, text in domains[3]][1:] == [
-        *("target, held out for testing", "812", "101", "204", "", "50.0", "50.0", "55.0"),
+        *("target, held out for testing", "812", "101", "204", "", FIFTY, FIFTY, "55.0"),
     ]
     assert page.rows("ledger")[1:] == [
         ["chalk", "3.0 kB750 values, 3×", "nothing"],
@@ -256,7 +266,7 @@ def test_a_finished_run_counts_before_an_unfinished_one_of_the_same_row(tmp_path
     done = write_run(tmp_path / "a")
     begun = write_run(tmp_path / "b", curve=(0.1,), val=0.2, finished=False, config={"rounds": 3})
     page = report(tmp_path, done, begun)
-    assert [text for _, text in page.scores()["fedavg1 of 2 runs not finished"]] == ["50.0", "50.0", "55.0", "90.0"]
+    assert [text for _, text in page.scores()["fedavg1 of 2 runs not finished"]] == [FIFTY, FIFTY, "55.0", "90.0"]
 
 
 def test_a_method_that_is_not_installed_is_still_reported(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from fedshift.errors import InputError, SiteError
 from fedshift.runs.config import make_config
 from fedshift.runs.directory import RunDirectory, read_metrics
 from fedshift.runs.execute import run
+from fedshift.runs.health import CODES, PREDICT_RULE
 from fedshift.runs.progress import Silent
 
 
@@ -57,6 +58,13 @@ def test_everything_a_finished_run_promises_is_there(tiny_data: Path, tmp_path: 
     rows, broken = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert broken == 0 and {row["phase"] for row in rows} == {"train", "val", "test", "round"}
     assert json.loads((tmp_path / "run" / "results.json").read_text()) == results
+    low, high = results["intervals"]["dim"]["last"]
+    assert 0 < low < results["accuracy"]["last"] < high < 1 and {one["code"] for one in results["warnings"]} <= set(
+        CODES
+    )
+    card = (tmp_path / "run" / "MODEL_CARD.md").read_text()
+    assert f"({100 * low:.1f}-{100 * high:.1f})" in card and PREDICT_RULE in card and "## Warnings" in card
+    assert sum(map(sum, results["val_confusion"]["blue"])) == results["samples"]["blue"]["val"]
 
 
 def test_the_written_configuration_runs_again_to_the_same_model(tiny_data: Path, tmp_path: Path) -> None:

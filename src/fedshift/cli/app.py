@@ -291,6 +291,7 @@ def predict(
     ] = "last",
 ) -> None:
     """Predict classes for new images or rows with a trained run."""
+    from fedshift.runs.health import PREDICT_RULE
     from fedshift.runs.predict import predict_files
 
     counts = predict_files(run, inputs, out, site=site, select=select)
@@ -301,6 +302,8 @@ def predict(
     )
     if counts.note:
         typer.echo(f"note: {counts.note}", err=True)
+    if select == "last":
+        typer.echo(PREDICT_RULE, err=True)
 
 
 @app.command()

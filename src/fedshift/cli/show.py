@@ -29,6 +29,7 @@ from fedshift.methods.evaluation import score
 from fedshift.methods.statistics import measure
 from fedshift.report.text import byte_size, duration, explain_counter, plural
 from fedshift.runs.card import skipped_throughout
+from fedshift.runs.health import PREDICT_RULE, class_overlaps, in_percent
 
 _SHOWN = 10
 """At most this many unreadable files and duplicates are named; the counts include all."""
@@ -62,20 +63,27 @@ def show_results(results: Mapping[str, Any], folder: Path) -> None:
     table = Table(title=f"{results['method']} on {results['dataset']}", title_justify="left")
     table.add_column("target")
     table.add_column("test samples", justify="right")
-    for rule in ("last round", "source-validated round", "oracle round"):
+    is_segmentation = results["task"] == "segmentation"
+    unit = "mIoU" if is_segmentation else "95 % interval"
+    for rule in (f"last round ({unit})", f"source-validated ({unit})", "oracle round"):
         table.add_column(rule, justify="right")
     skipped = skipped_throughout(results)
     for target, scores in results["per_target"].items():
-        count = f"{results['samples'][target]['test']:,}"
+        count = results["samples"][target]["test"]
         name = f"{target} (skipped)" if target in skipped else target
         table.add_row(
-            escape(name), count, *(f"{100 * scores[rule]:.1f} %" for rule in ("last", "source_val", "oracle"))
+            escape(name),
+            f"{count:,}",
+            *(in_percent(scores[rule], count, results["task"]) for rule in ("last", "source_val")),
+            f"{100 * scores['oracle']:.1f} %",
         )
     console = Console()
     if results["per_target"]:
         console.print(table)
     else:
         console.print("No score: no target with labels to test on.")
+    if is_segmentation and results["per_target"]:
+        console.print(_by_class(results))
     for target in skipped:
         note = f"{target} was skipped in every round: its score is of a model that learned without it."
         console.print(note, markup=False, highlight=False)
@@ -86,6 +94,22 @@ def show_results(results: Mapping[str, Any], folder: Path) -> None:
     )
     for name, count in results["counters"].items():
         console.print(f"[yellow]{escape(name)} x{count}[/yellow] {escape(explain_counter(name))}", highlight=False)
+    for found in results.get("warnings", ()):
+        code, text, advice = (escape(found[key]) for key in ("code", "text", "advice"))
+        console.print(f"[bold yellow]warning: {code}[/bold yellow] {text} [dim]{advice}[/dim]", highlight=False)
+    console.print(PREDICT_RULE, markup=False, highlight=False)
+
+
+def _by_class(results: Mapping[str, Any]) -> Table:
+    """IoU and Dice of each class in the last round: their mean alone hides a class that is never found."""
+    table = Table(title="last round by class: IoU / Dice, %", title_justify="left")
+    table.add_column("class")
+    scores = {target: class_overlaps(matrix) for target, matrix in results["confusion"].items()}
+    for target in scores:
+        table.add_column(escape(target), justify="right")
+    for number, name in enumerate(results["classes"]):
+        table.add_row(escape(name), *(found[number] for found in scores.values()))
+    return table
 
 
 def show_data_report(report: DataReport) -> None:

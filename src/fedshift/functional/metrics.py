@@ -49,3 +49,35 @@ def mean_iou(confusion: Tensor) -> float:
     union = confusion.sum(dim=0).double() + confusion.sum(dim=1).double() - hits
     present = union > 0
     return float((hits[present] / union[present]).mean())
+
+
+def per_class_iou(confusion: Tensor) -> Tensor:
+    """Intersection over union of each class, `(classes,)` float64; NaN for one that is neither there nor predicted."""
+    hits = confusion.diagonal().double()
+    return hits / (confusion.sum(dim=0).double() + confusion.sum(dim=1).double() - hits)
+
+
+def per_class_dice(confusion: Tensor) -> Tensor:
+    """Dice of each class, `(classes,)` float64: twice the hits over what is there plus what is predicted; NaN for a
+    class that is neither."""
+    return 2 * confusion.diagonal().double() / (confusion.sum(dim=0).double() + confusion.sum(dim=1).double())
+
+
+def guessing_accuracy(confusion: Tensor) -> float:
+    """The accuracy of predictions that are as frequent as these and have nothing to do with the truth: what Cohen's
+    kappa compares with. NaN if the matrix is empty."""
+    total = int(confusion.sum())
+    if not total:
+        return math.nan
+    return float((confusion.sum(dim=0).double() / total) @ (confusion.sum(dim=1).double() / total))
+
+
+def wilson_interval(share: float, count: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's interval for a share seen in `count` independent samples, by default at 95 %. It is honest for few
+    samples and for shares near 0 and 1. Without samples it is all of [0, 1]."""
+    if count <= 0 or not math.isfinite(share):
+        return 0.0, 1.0
+    centre = share + z * z / (2 * count)
+    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    scale = 1 + z * z / count
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedshift.report.charts import PERCENT, Chart, Line, colour, line_chart, middle
 from fedshift.report.text import NOTHING, SCORE_NAMES, byte_size, duration, percent, plural
+from fedshift.runs.health import interval_of, majority_control
 from fedshift.runs.record import Points, RunRecord
 
 BOUND_MEANINGS = {
@@ -32,6 +33,8 @@ class MeanScore:
 
     value: float | None
     spread: float | None = None
+    interval: str = ""
+    """Of a single run, where the score is an accuracy."""
 
     @property
     def text(self) -> str:
@@ -39,7 +42,7 @@ class MeanScore:
 
     @property
     def spread_text(self) -> str:
-        return "" if self.spread is None else f"±{percent(self.spread)}"
+        return self.interval if self.spread is None else f"±{percent(self.spread)}"
 
 
 MISSING = MeanScore(None)
@@ -138,6 +141,8 @@ class Comparison:
     summary: str
     charts: tuple[Chart, ...]
     seeds: int
+    control: str = ""
+    """What always giving the most frequent class scores on each target."""
 
     @property
     def unit_title(self) -> str:
@@ -171,7 +176,18 @@ def _comparison(dataset: str, setting: str, home: str | None, runs: list[tuple[i
         summary=_summary(rows, unit, targets),
         charts=tuple(score_charts(groups, targets, unit)),
         seeds=len({record.seed for _, record in runs}),
+        control=_control([record for _, record in runs], targets),
     )
+
+
+def _control(records: Sequence[RunRecord], targets: Sequence[str]) -> str:
+    """`photo 12.3, street 11.0`: the score of always answering with a target's most frequent class, in percent."""
+    found: dict[str, str] = {}
+    for record in records:
+        for target, rows in (record.results.confusion if record.results else {}).items():
+            if record.results and any(map(any, rows)):
+                found[target] = percent(majority_control(rows, record.results.task)[1])
+    return ", ".join(f"{target} {found[target]}" for target in targets if target in found)
 
 
 def group_runs(runs: list[tuple[int, RunRecord]]) -> list[MethodRuns]:
@@ -242,8 +258,8 @@ def _cell(group: MethodRuns, target: str) -> ScoreCell:
     runs = [(number, record) for number, record in known if record.results] or known
     scores = [record.scores[target] for _, record in runs]
     return ScoreCell(
-        last=_mean_score([score.last for score in scores]),
-        source_val=_mean_score([score.source_val for score in scores]),
+        last=_with_interval([score.last for score in scores], runs, target),
+        source_val=_with_interval([score.source_val for score in scores], runs, target),
         oracle=_mean_score([score.oracle for score in scores]),
         is_partial=any(record.results is None for _, record in runs),
         run=runs[0][0] if len(runs) == 1 else None,
@@ -276,6 +292,15 @@ def _mean_score(values: Sequence[float]) -> MeanScore:
     if not known:
         return MISSING
     return MeanScore(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
+
+
+def _with_interval(scores: Sequence[float], runs: Sequence[tuple[int, RunRecord]], target: str) -> MeanScore:
+    """The mean score; of a single finished run with its 95 % interval."""
+    mean, results = _mean_score(scores), runs[0][1].results if len(runs) == 1 else None
+    if results is None or mean.value is None:
+        return mean
+    found = interval_of(mean.value, results.samples.get(target, {}).get("test", 0), results.task)
+    return replace(mean, interval=f"{percent(found[0])}–{percent(found[1])}") if found else mean
 
 
 def _mark_best(rows: list[ComparisonRow]) -> list[ComparisonRow]:

@@ -127,8 +127,14 @@ def _mistakes(matrix: Matrix, names: list[str]) -> tuple[str, ...]:
 
 
 def _bars(matrix: Matrix, names: list[str], task: str) -> list[ClassBar]:
+    """In segmentation with Dice beside IoU: twice the overlap over what is there plus what is predicted."""
     scores = class_scores(matrix, task)
+
+    def text(score: float | None) -> str:
+        dice = f" ({percent(2 * score / (1 + score))})" if task == "segmentation" and score is not None else ""
+        return percent(score) + dice
+
     return [
-        ClassBar(name, percent(score), None if score is None else round(100 * score, 1))
+        ClassBar(name, text(score), None if score is None else round(100 * score, 1))
         for name, score in zip(names, scores, strict=True)
     ]

@@ -24,6 +24,7 @@ from fedshift.report.text import (
     percent,
 )
 from fedshift.runs.card import skipped_throughout
+from fedshift.runs.health import PREDICT_RULE, interval_of
 from fedshift.runs.record import LedgerLine, Points, RuleScores, RunRecord
 
 WEIGHT_LIKE = ("agreement", "trust", "score")
@@ -52,6 +53,8 @@ class DomainRow:
     validation: str
     scores: tuple[str, str, str] | None
     """Last, source-validated, oracle; None if the run is not tested on this domain."""
+    intervals: tuple[str, str, str] = ("", "", "")
+    """95 % intervals of validation, last and source-validated, where there are some."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ class RunPage:
     class_colours: tuple[tuple[str, str], ...]
     """(class, colour) if masks are shown."""
     notes: tuple[str, ...]
+    predict_rule: str = PREDICT_RULE
 
 
 def run_page(number: int, record: RunRecord, view: DataView) -> RunPage:
@@ -192,7 +196,18 @@ def _domain_row(record: RunRecord, site: str, style: str) -> DomainRow:
         sizes=(_size(sizes, "train"), _size(sizes, "val"), _size(sizes, "test")),
         validation=percent(record.validation[site]) if site in record.validation else "",
         scores=(percent(rules.last), percent(rules.source_val), percent(rules.oracle)) if rules else None,
+        intervals=(
+            _interval(record, record.validation.get(site), sizes.get("val", 0)),
+            _interval(record, rules.last if rules else None, sizes.get("test", 0)),
+            _interval(record, rules.source_val if rules else None, sizes.get("test", 0)),
+        ),
     )
+
+
+def _interval(record: RunRecord, score: float | None, samples: int) -> str:
+    task = record.results.task if record.results else ""
+    found = interval_of(score, samples, task) if score is not None else None
+    return f"{percent(found[0])}–{percent(found[1])}" if found else ""
 
 
 def role_of(record: RunRecord, site: str) -> str:

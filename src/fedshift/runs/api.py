@@ -26,6 +26,7 @@ from fedshift.runs.config import RunConfig, make_config
 from fedshift.runs.directory import RunDirectory, read_metrics
 from fedshift.runs.execute import run
 from fedshift.runs.files.model import SavedModel, load_model, probabilities
+from fedshift.runs.health import in_percent
 from fedshift.runs.planning import IN_MEMORY
 from fedshift.runs.progress import Progress
 from fedshift.runs.record import read_results
@@ -106,15 +107,23 @@ class Run:
         labels = torch.as_tensor(np.asarray(y))
         return headline(confusion_matrix(predicted, labels, len(self.results["classes"])), self.results["task"])
 
+    @property
+    def warnings(self) -> list[dict[str, str]]:
+        """What is wrong with the run, each with `code`, `site`, `text` and `advice`."""
+        return list(self.results.get("warnings", ()))
+
     def table(self) -> str:
-        """The results per target as text."""
-        rules = ("last", "source_val", "oracle")
-        lines = [f"{'target':<20}" + "".join(f"{rule:>12}" for rule in rules)]
-        skipped = skipped_throughout(self.results)
-        for target, scores in self.results["per_target"].items():
+        """The results per target as text: scores in percent with their 95 % intervals, `n` test samples, then
+        warnings."""
+        results = self.results
+        lines = [f"{'target':<20}{'n':>8}{'last':>20}{'source_val':>20}{'oracle':>12}"]
+        skipped = skipped_throughout(results)
+        for target, scores in results["per_target"].items():
+            count = results["samples"].get(target, {}).get("test", 0)
+            shown = [in_percent(scores[rule], count, results["task"], unit="%") for rule in ("last", "source_val")]
             note = "  skipped in every round: learned without it" if target in skipped else ""
-            lines.append(f"{target:<20}" + "".join(f"{100 * scores[rule]:>11.1f}%" for rule in rules) + note)
-        return "\n".join(lines)
+            lines.append(f"{target:<20}{count:>8,}{shown[0]:>20}{shown[1]:>20}{100 * scores['oracle']:>11.1f}%" + note)
+        return "\n".join([*lines, *(f"warning: {found['text']} {found['advice']}" for found in self.warnings)])
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.results['method']} on {self.results['dataset']})"

@@ -9,6 +9,7 @@ from typing import Any
 from fedshift.federation.plan import Plan
 from fedshift.methods import find_about
 from fedshift.runs.config import RunConfig
+from fedshift.runs.health import PREDICT_RULE, class_overlaps, in_percent
 
 
 def skipped_throughout(results: Mapping[str, Any]) -> list[str]:
@@ -24,11 +25,12 @@ def skipped_throughout(results: Mapping[str, Any]) -> list[str]:
 def model_card(config: RunConfig, plan: Plan, results: Mapping[str, Any]) -> str:
     """The text of MODEL_CARD.md."""
     about = find_about(config.method)
-    unit = "accuracy" if plan.model.task == "classification" else "mIoU"
+    task = plan.model.task
+    unit = "accuracy" if task == "classification" else "mIoU"
     skipped = skipped_throughout(results)
     rows = [
-        f"| {target}{' (skipped)' if target in skipped else ''} | {results['samples'][target]['test']:,}"
-        f" | {_percent(s['last'])} | {_percent(s['source_val'])} | {_percent(s['oracle'])} |"
+        f"| {target}{' (skipped)' if target in skipped else ''} | {(n := results['samples'][target]['test']):,}"
+        f" | {in_percent(s['last'], n, task)} | {in_percent(s['source_val'], n, task)} | {_percent(s['oracle'])} |"
         for target, s in results["per_target"].items()
     ]
     unlabelled = {"adapt": (config.target or "",), "multi-adapt": config.targets or ()}.get(plan.setting, ())
@@ -58,6 +60,11 @@ def model_card(config: RunConfig, plan: Plan, results: Mapping[str, Any]) -> str
                 for target in skipped
             ),
             "",
+            *(_by_class(results) if task == "segmentation" and rows else []),
+            *(["In brackets: the 95 % interval (Wilson).", ""] if task == "classification" and rows else []),
+            PREDICT_RULE,
+            "",
+            *_warned(results),
             "## Limits",
             "",
             "The scores hold for data like the test splits they come from. A site that looks different from all",
@@ -72,6 +79,28 @@ _HEAD = [
     "| target | test samples | last round | round chosen on source validation | oracle round (with target labels) |",
     "|---|---|---|---|---|",
 ]
+
+
+def _by_class(results: Mapping[str, Any]) -> list[str]:
+    """IoU and Dice of each class: their mean alone hides a class that is never found."""
+    scores = {target: class_overlaps(matrix) for target, matrix in results["confusion"].items()}
+    rows = [
+        f"| {name} | {' | '.join(found[number] for found in scores.values())} |"
+        for number, name in enumerate(results["classes"])
+    ]
+    return [
+        "Last round by class, IoU / Dice in %:",
+        "",
+        f"| class | {' | '.join(scores)} |",
+        "|---|" + "---|" * len(scores),
+        *rows,
+        "",
+    ]
+
+
+def _warned(results: Mapping[str, Any]) -> list[str]:
+    found = [f"- **{one['code']}**: {one['text']} {one['advice']}" for one in results.get("warnings", ())]
+    return ["## Warnings", "", *(found or ["None of the checks of docs/reports.md found anything."]), ""]
 
 
 def _percent(value: float) -> str:

@@ -33,14 +33,12 @@ from fedshift.runs.config import RunConfig, read_config, recorded_norm
 from fedshift.runs.directory import MetricsLog, RunDirectory, read_metrics
 from fedshift.runs.engines import ENGINES, Connection
 from fedshift.runs.files.model import ModelHeader, SavedModel, load_model, save_model
+from fedshift.runs.health import FEW, find_warnings, intervals, mean_losses
 from fedshift.runs.planning import Prepared, base_network, open_federation, prepare
 from fedshift.runs.progress import Progress, Silent
 from fedshift.runs.readiness import read_domains, require_training_data
 from fedshift.runs.record import Scores, chosen_round, read_results
 from fedshift.runs.tracking import Tracking
-
-FEW = 50
-"""Test samples below which a score says little: one sample is two points or more."""
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -58,6 +56,7 @@ class Memory:
     scoring: Traffic = field(default_factory=Traffic)
     seconds: float = 0.0
     confusions: dict[str, Tensor] = field(default_factory=dict)
+    validation: dict[str, Tensor] = field(default_factory=dict)
     states: tuple[str, ...] = ()
     metrics_size: int = 0
     metrics_sha256: str = ""
@@ -247,7 +246,7 @@ class _Execution:
     def _score(self, memory: Memory) -> list[dict[str, Any]]:
         """Scores the round's models, keeps those of the best validated round, and gives rows for the metrics."""
         models, task = self.method.models(memory.state), self.plan.model.task
-        val = score_models(self.fed, models, self.validated, "val")
+        val = memory.validation = score_models(self.fed, models, self.validated, "val")
         models = self.used = self._as_used(models)
         memory.confusions = score_models(self.fed, models, self.tested, "test")
         scores = Scores(
@@ -286,6 +285,9 @@ class _Execution:
             self.fed.learning = memory.learning = learning
         digest = save_model(self.directory.model, self._saved(models))
         results = self._results(memory, digest, described)
+        results["warnings"] = find_warnings(
+            results, memory.history, mean_losses(read_metrics(self.directory.metrics)[0])
+        )
         self.directory.write_results(results)
         self.directory.write_card(model_card(self.config, self.plan, results))
         self.directory.mark_done()
@@ -312,7 +314,7 @@ class _Execution:
             {rule: _mean(row[rule] for row in per_target.values()) for rule in rules} if per_target else {}
         )
         total = memory.seconds
-        return {
+        results = {
             "method": self.config.method,
             "setting": self.plan.setting,
             "task": self.plan.model.task,
@@ -330,6 +332,7 @@ class _Execution:
             "source_val": history[-1].val,
             "chosen_round": chosen_round(history).round,
             "confusion": {site: matrix.tolist() for site, matrix in memory.confusions.items()},
+            "val_confusion": {site: matrix.tolist() for site, matrix in memory.validation.items()},
             "samples": {site: dict(d.sizes) for site, d in described.items()},
             "bytes": {
                 "up": memory.learning.up,
@@ -346,6 +349,7 @@ class _Execution:
             "counters": memory.counters,
             "model_sha256": digest,
         }
+        return results | {"intervals": intervals(results)}
 
     def _recall(self) -> Memory | None:
         tree, problems = self.directory.load_checkpoint()

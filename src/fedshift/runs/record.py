@@ -43,6 +43,15 @@ class RuleScores(BaseModel):
     oracle: float
 
 
+class Warned(BaseModel):
+    """What is wrong with a run: a code of `fedshift.runs.health`, the site (empty: the run), words and advice."""
+
+    code: str
+    site: str = ""
+    text: str
+    advice: str = ""
+
+
 class Results(BaseModel):
     """The parts of `results.json` that readers use."""
 
@@ -60,7 +69,9 @@ class Results(BaseModel):
     source_val: dict[str, float] = Field(default_factory=dict)
     chosen_round: int | None = None
     confusion: dict[str, list[list[Count]]] = Field(default_factory=dict)
+    val_confusion: dict[str, list[list[Count]]] = Field(default_factory=dict)
     samples: dict[str, dict[str, Count]] = Field(default_factory=dict)
+    warnings: list[Warned] = Field(default_factory=list)
     bytes: dict[str, Count] = Field(default_factory=dict)
     seconds: dict[str, float | None] = Field(default_factory=dict)
     counters: dict[str, Count] = Field(default_factory=dict)
