@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -139,6 +140,85 @@ def test_arrays_report_places_in_the_array(root: Path) -> None:
     (duplicate,) = check(root).duplicates
     assert (duplicate.first, duplicate.second) == ("a: train_images[0]", "a: test_images[4]")
     assert duplicate.across == "splits"
+
+
+def test_every_file_is_read_or_counted_with_a_reason(root: Path) -> None:
+    write_classes(root / "a", {"x": 5, "y": 5})
+    write_classes(root / "b", {"x": 5, "y": 5}, seed=5000)
+    save(root / "a" / "x" / "patient7" / "scan.png", picture(77))
+    for name in ("notes.txt", "x/table.xlsx", "x/.DS_Store", "x/slide.svs", "y/slide.svs", "y/raw"):
+        (root / "a" / name).write_bytes(b"?")
+    (root / "a" / "y" / "gone.png").symlink_to(root / "nowhere.png")
+    (root / "README.md").write_text("about the data")
+    (root / "b" / "y" / "loop").symlink_to(root / "b" / "y")
+    report = check(root)
+    assert report.ok
+    a = {unread.why: (unread.count, unread.first) for unread in report.domains[0].unread}
+    assert a == {
+        ".svs is no format that is read": (2, "a/x/slide.svs"),
+        ".txt is no format that is read": (1, "a/notes.txt"),
+        ".xlsx is no format that is read": (1, "a/x/table.xlsx"),
+        "hidden, or left by an archive tool": (1, "a/x/.DS_Store"),
+        "no file: a broken link, a pipe or a device": (1, "a/y/gone.png"),
+        "the layout has no image there (deeper than class folders?)": (1, "a/x/patient7/scan.png"),
+        "the name has no ending": (1, "a/y/raw"),
+    }
+    assert "a: 2 files are not read: .svs is no format that is read; the first is a/x/slide.svs." in report.warnings
+    assert any("README.md" in warning for warning in report.warnings)
+    assert report.domains[1].unread, "a link in circles ends"
+    assert set(report.warnings) >= set(open_dataset(DataSource(data_dir=root)).warnings)
+    told = report.as_json()
+    assert json.loads(json.dumps(told))["domains"][0]["unread"][0]["count"] == 2
+    assert told["domains"][0]["sizes"] == {"12x12": 10}
+
+
+def test_frames_that_are_not_used_are_counted(root: Path) -> None:
+    write_classes(root / "a", {"x": 5, "y": 5})
+    pages = [Image.fromarray(picture(i)) for i in (90, 91)]
+    pages[0].save(root / "a" / "x" / "stack.tif", save_all=True, append_images=pages[1:])
+    (warning,) = [warning for warning in check(root).warnings if "frames" in warning]
+    assert warning.startswith("1 images of a have several frames") and "a/x/stack.tif" in warning
+
+
+def test_a_class_name_that_is_nearly_another_is_an_error_unless_it_is_meant(root: Path) -> None:
+    write_classes(root / "a", {"mouse": 5, "muose": 1, "rat": 5})
+    write_classes(root / "b", {"mouse": 5, "rat": 5}, seed=5000)
+    (problem,) = check(root).problems
+    assert problem.code == "data-classes"
+    assert problem.message.startswith("The class 'muose' (1 at a) is nearly 'mouse': did you mean that?")
+    (root / "classes.txt").write_text("mouse\nmuose\nrat\n")
+    assert check(root).ok
+
+
+def test_names_that_all_sites_have_are_meant(root: Path) -> None:
+    for seed, site in enumerate(("a", "b")):
+        write_classes(root / site, {"mouse": 5, "moose": 5}, seed=5000 * seed)
+    assert check(root).ok
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_slip"),
+    [
+        ("mouse", "muose", True),
+        ("mouse", "mouses", True),
+        ("adenocarcinoma", "adenocarcinomma", True),
+        ("left lung", "left lnug", True),
+        ("benign", "bening", True),
+        ("typical", "atypical", False),
+        ("stage ii", "stage iii", False),
+        ("grade a", "grade b", False),
+        ("class1", "class2", False),
+        ("cat", "bat", False),
+        ("mouse", "horse", False),
+        ("type viii", "type xiii", False),
+        ("hypothyroid", "hyperthyroid", False),
+    ],
+)
+def test_slips_of_the_pen(one: str, other: str, is_slip: bool) -> None:
+    from fedshift.data.index.survey import _is_slip, plain_name
+
+    for pair in ((one, other), (other, one)):
+        assert _is_slip(*map(plain_name, pair)) is is_slip
 
 
 def test_loose_images_beside_classes_are_a_warning(root: Path) -> None:

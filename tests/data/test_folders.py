@@ -187,7 +187,7 @@ def test_a_few_unreadable_images_are_left_out_and_named(root: Path) -> None:
     domain = open_folder(root).load("a")
     assert sum(len(split) for split in (domain.train, domain.val, domain.test)) == 198
     assert [skipped.file for skipped in domain.skipped] == ["a/x/050.png", "a/y/050.png"]
-    assert "not a JPEG or PNG" in domain.skipped[0].reason
+    assert "not a JPEG, PNG" in domain.skipped[0].reason
     assert "megapixels" in domain.skipped[1].reason
     labels = everything(domain)
     assert labels[picture(51).tobytes()] == 0

@@ -10,7 +10,7 @@ from datafiles import picture, png, png_of_declared_size
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedshift.data.decoding import UnreadableError, common_size, decode_image, image_size, is_dark
+from fedshift.data.decoding import UnreadableError, common_size, decode_image, has_more_frames, image_size, is_dark
 from fedshift.data.domain import VOID
 from fedshift.data.formats.masks import MaskCode, decode_mask, decode_mask_values
 
@@ -103,12 +103,69 @@ def test_large_photo_is_decoded_small_and_looks_the_same() -> None:
     assert np.abs(small[16, :, 0] - expected).max() <= 4
 
 
-@pytest.mark.parametrize("form", ["GIF", "BMP", "TIFF", "PPM"])
-def test_only_jpeg_and_png_are_parsed(form: str) -> None:
-    data = encoded(Image.fromarray(picture(1)), form)
-    with pytest.raises(UnreadableError, match="not a JPEG or PNG"):
+@pytest.mark.parametrize(("form", "options"), [("TIFF", {}), ("TIFF", {"compression": "tiff_lzw"}), ("BMP", {})])
+def test_formats_without_loss_come_back_as_they_were(form: str, options: dict[str, str]) -> None:
+    pixels = picture(2, 5, 7)
+    data = encoded(Image.fromarray(pixels), form, **options)
+    assert image_size(data) == (5, 7) and not has_more_frames(data)
+    np.testing.assert_array_equal(decode_image(data), pixels)
+
+
+def test_webp_is_read_and_turned_upright() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    pixels = np.zeros((8, 16, 3), dtype=np.uint8)
+    pixels[:, :8, 0] = 255
+    for form, options in (("WEBP", {"lossless": True}), ("TIFF", {})):
+        data = encoded(Image.fromarray(pixels), form, exif=exif, **options)
+        assert image_size(data) == (16, 8)
+        upright = decode_image(data)
+        assert upright.shape == (16, 8, 3) and upright[:8, :, 0].min() == 255 and upright[8:].max() == 0
+
+
+def test_of_several_frames_the_first_is_read() -> None:
+    frames = [Image.fromarray(np.full((4, 4), value, dtype=np.uint8)) for value in (10, 200, 90)]
+    for form in ("GIF", "TIFF"):
+        data = encoded(frames[0], form, save_all=True, append_images=frames[1:])
+        assert has_more_frames(data) and not has_more_frames(encoded(frames[0], form))
+        assert (decode_image(data) == 10).all()
+
+
+def test_sixteen_bit_tiff_keeps_its_high_byte_and_may_be_dark() -> None:
+    values = np.array([[0, 255, 256], [0x1234, 0xFF00, 0xFFFF]], dtype=np.uint16)
+    data = encoded(Image.fromarray(values), "TIFF")
+    np.testing.assert_array_equal(decode_image(data)[..., 0], [[0, 0, 1], [0x12, 0xFF, 0xFF]])
+    assert not is_dark(data) and is_dark(encoded(Image.fromarray(values >> 4), "TIFF"))
+    assert not is_dark(encoded(Image.fromarray(picture(1) >> 4), "TIFF"))
+
+
+def test_numbers_without_a_known_white_are_refused() -> None:
+    for values, words in (
+        (np.full((2, 2), 0.5, dtype=np.float32), "floating-point"),
+        (np.array([[0, 70_000]], dtype=np.int32), "32-bit"),
+        (np.array([[-1, 5]], dtype=np.int32), "32-bit"),
+    ):
+        with pytest.raises(UnreadableError, match=words):
+            decode_image(encoded(Image.fromarray(values), "TIFF"))
+    with pytest.raises(UnreadableError, match="floating-point"):
+        decode_mask_values(encoded(Image.fromarray(np.full((2, 2), 0.5, dtype=np.float32)), "TIFF"))
+
+
+def test_gif_and_tiff_masks_hold_ids() -> None:
+    image = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), "P")
+    image.putpalette([200, 0, 0, 0, 200, 0])
+    np.testing.assert_array_equal(decode_mask(encoded(image, "GIF"), CODE), [[0, 1]])
+    np.testing.assert_array_equal(
+        decode_mask(encoded(Image.fromarray(np.array([[1, 255]], dtype=np.uint8)), "TIFF"), CODE), [[1, VOID]]
+    )
+
+
+@pytest.mark.parametrize("form", ["PPM", "ICO", "TGA", "EPS", "SGI"])
+def test_other_formats_are_not_parsed(form: str) -> None:
+    data = encoded(Image.fromarray(picture(1, 16, 16)), form)
+    with pytest.raises(UnreadableError, match="not a JPEG, PNG"):
         decode_image(data)
-    with pytest.raises(UnreadableError, match="not a JPEG or PNG"):
+    with pytest.raises(UnreadableError, match="not a JPEG, PNG"):
         image_size(data)
 
 
@@ -121,20 +178,40 @@ def test_giant_declared_size_is_refused_from_the_header(width: int, height: int)
             look(data)
 
 
-@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+@pytest.mark.parametrize("form", ["BMP", "GIF", "TIFF"])
+def test_giant_size_is_refused_in_every_format(form: str) -> None:
+    small = encoded(Image.fromarray(picture(1, 16, 16)), form)
+    if form == "BMP":
+        data = small[:18] + struct.pack("<ii", 60_000, 60_000) + small[26:]
+    elif form == "GIF":
+        data = small[:6] + struct.pack("<HH", 60_000, 60_000) + small[10:]
+    else:
+        data = small
+        for tag in (256, 257):  # width and length, as Pillow writes them
+            entry = struct.pack("<HHII", tag, 4, 1, 16)
+            assert data.count(entry) == 1
+            data = data.replace(entry, struct.pack("<HHII", tag, 4, 1, 60_000))
+    for look in (image_size, decode_image, decode_mask_values):
+        with pytest.raises(UnreadableError, match=r"megapixels|limit|size"):
+            look(data)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "TIFF", "GIF", "WEBP", "BMP"])
 def test_half_a_file_is_no_image(form: str) -> None:
     data = encoded(Image.fromarray(picture(1, 64, 64)), form)
     with pytest.raises(UnreadableError):
         decode_image(data[: len(data) // 2])
 
 
-def test_every_single_damaged_byte_is_an_image_or_a_reason() -> None:
-    data = encoded(Image.fromarray(picture(1, 6, 6)))
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "GIF", "WEBP", "BMP"])
+def test_every_single_damaged_byte_is_an_image_or_a_reason(form: str) -> None:
+    data = encoded(Image.fromarray(picture(1, 6, 6)), form, **({"lossless": True} if form == "WEBP" else {}))
     for i in range(len(data)):
         damaged = bytearray(data)
         damaged[i] ^= 0xFF
         try:
             assert decode_image(bytes(damaged)).ndim == 3
+            assert has_more_frames(bytes(damaged)) in (True, False)
         except UnreadableError as problem:
             assert str(problem)
 

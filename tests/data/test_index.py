@@ -73,7 +73,7 @@ def test_unreadable_files_have_a_reason_and_are_no_exception(tmp_path: Path) -> 
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"not an image")
     facts = image_facts(tmp_path, [broken, tmp_path / "gone.png"])
-    assert facts[0].problem == "it is not a JPEG or PNG image"
+    assert facts[0].problem == "it is not a JPEG, PNG, TIFF, GIF, WebP, BMP or DICOM image"
     assert facts[0].digest != ""
     assert facts[1].problem == "No such file or directory"
     assert facts[1].size is None

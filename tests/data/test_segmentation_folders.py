@@ -164,7 +164,7 @@ def test_a_broken_mask_is_named_and_not_its_image(root: Path) -> None:
     (root / "a" / "masks" / "f1.png").write_bytes(b"not a mask")
     error = problem_of(root)
     assert error.code == "data-unreadable"
-    assert "a/masks/f1.png: it is not a JPEG or PNG image" in error.message
+    assert "a/masks/f1.png: it is not a JPEG, PNG, TIFF, GIF, WebP, BMP or DICOM image" in error.message
 
 
 def test_a_split_without_masks_has_no_labels(root: Path) -> None:

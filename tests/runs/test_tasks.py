@@ -164,7 +164,9 @@ def test_a_file_that_cannot_be_read_is_named_before_the_run_begins(tmp_path: Pat
     root, out = tmp_path / "data", tmp_path / "run"
     write_pictures(root, ("north", "south", "west"))
     (root / "south" / "a" / "a3.png").write_bytes(b"not a picture")
-    with pytest.raises(InputError, match=r"south/a/a3.png: it is not a JPEG or PNG image") as caught:
+    with pytest.raises(
+        InputError, match=r"south/a/a3.png: it is not a JPEG, PNG, TIFF, GIF, WebP, BMP or DICOM image"
+    ) as caught:
         fedshift.fit("fedavg", data_dir=root, target="west", rounds=1, workers=workers, out=out)
     assert caught.value.code == "data-unreadable" and not out.exists()
 

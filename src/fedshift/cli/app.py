@@ -257,13 +257,14 @@ def check_data(
     dataset: Annotated[str | None, typer.Option(help="Read it as this public data set.")] = None,
     label_column: Annotated[str | None, typer.Option(help="For tables: the column with the class.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Images are resized to this side length, in pixels.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Show what is in a data folder and whether a run can start; exit code 2 if not."""
     from fedshift.cli.show import show_data_report
     from fedshift.data import DataSource, check_data
 
     report = check_data(DataSource(dataset, folder, image_size, label_column))
-    show_data_report(report)
+    show_data_report(report, as_json=json)
     if not report.ok:
         raise typer.Exit(2)
 

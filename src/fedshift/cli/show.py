@@ -112,8 +112,11 @@ def _by_class(results: Mapping[str, Any]) -> Table:
     return table
 
 
-def show_data_report(report: DataReport) -> None:
+def show_data_report(report: DataReport, *, as_json: bool = False) -> None:
     """`fedshift check-data`: samples per domain, class and split, and every problem."""
+    if as_json:
+        print(json.dumps(report.as_json(), indent=2))
+        return
     console = Console()
     table = Table(
         title=f"{report.task}, {len(report.classes)} classes, inputs {report.input_shape}", title_justify="left"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,8 +18,10 @@ from fedshift.data.formats.base import (
     Progress,
     RawDomain,
     Sample,
+    Unread,
     printable,
 )
+from fedshift.data.formats.images import ImageFiles
 from fedshift.data.formats.masks import VOID_NAME, tell_ids
 from fedshift.data.index.survey import Survey
 from fedshift.data.registry import survey
@@ -30,13 +32,14 @@ from fedshift.errors import InputError
 @dataclass(frozen=True)
 class DomainReport:
     """One domain. `classes` counts samples by class and split (for masks: images that show the class); it is None
-    without labels. `sizes` counts images by (height, width) before resizing."""
+    without labels. `sizes` counts images by (height, width) before resizing. `unread`: files that are no samples."""
 
     name: str
     splits: dict[SplitName, int]
     classes: dict[str, dict[SplitName, int]] | None
     sizes: dict[Size, int]
     skipped: tuple[Skipped, ...]
+    unread: tuple[Unread, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,13 @@ class DataReport:
     def ok(self) -> bool:
         return not self.problems
 
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as what JSON can say; a size is `HEIGHTxWIDTH`."""
+        values = {"ok": self.ok, **asdict(self)}
+        for domain in values["domains"]:
+            domain["sizes"] = {f"{height}x{width}": count for (height, width), count in domain["sizes"].items()}
+        return values
+
 
 def check_data(source: DataSource, progress: Progress | None = None) -> DataReport:
     """Reads everything and reports problems instead of raising. Decoded images stay cached for the next run."""
@@ -86,6 +96,8 @@ def check_data(source: DataSource, progress: Progress | None = None) -> DataRepo
         reports.append(report)
         if domain.dark:
             warnings.append(_about_dark(domain))
+        if domain.frames:
+            warnings.append(about_frames(domain))
         if not raw.problems:
             _judge(report, found.task, problems, warnings)
     duplicates = _find_duplicates({raw.name: raw.samples() for raw in found.domains})
@@ -126,7 +138,8 @@ def _report(raw: RawDomain, domain: Domain, form: InputFormat) -> DomainReport:
             for number, label in enumerate(form.classes)
         }
     sizes = {name: len(split) for name, split in splits.items()}
-    return DomainReport(domain.name, sizes, classes, dict(raw.sizes()), domain.skipped)
+    unread = raw.unread if isinstance(raw, ImageFiles) else ()
+    return DomainReport(domain.name, sizes, classes, dict(raw.sizes()), domain.skipped, unread)
 
 
 def _count_classes(labels: NDArray[Any], classes: int) -> NDArray[np.int64]:
@@ -192,6 +205,14 @@ def _about_dark(domain: Domain) -> str:
         f"{len(domain.dark)} images of {domain.name} have 16 bits per value but none above 4095, so they are nearly "
         f"black; the first is {domain.dark[0]}. If they come from a camera or scanner of 10 to 12 bits, multiply their "
         "values (12 bits: by 16) or save them with 8 bits, in the same way at all sites."
+    )
+
+
+def about_frames(domain: Domain) -> str:
+    """A warning of images of which only a part is used."""
+    return (
+        f"{len(domain.frames)} images of {domain.name} have several frames or pages, of which only the first is read; "
+        f"the first such image is {domain.frames[0]}."
     )
 
 

@@ -1,7 +1,7 @@
 """Images from files: decoded safely, turned upright, in RGB, at one size.
 
-Files are not trusted: only the JPEG and PNG parsers run, nothing above a pixel limit is decoded, and a truncated file
-is unreadable, not half an image.
+Files are not trusted: only the parsers of `FORMATS` run, nothing above a pixel limit is decoded, and a truncated file
+is unreadable, not half an image. Of several frames or pages, the first is read. DICOM is read by `fedshift.data.dicom`.
 
 The size. With `image_size` N, images for classification become N x N: the shorter side is scaled to N, then the centre
 is cut out. Images for segmentation get a shorter side of N at the most common aspect ratio, so no pixel of a street
@@ -12,8 +12,10 @@ get N = the largest of the domains' median shorter sides, at most 128, which a m
 from __future__ import annotations
 
 import io
+import warnings
 from collections import Counter
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Literal
 
 import numpy as np
@@ -22,15 +24,27 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fedshift.data.domain import Task
 
-SUFFIXES = (".jpg", ".jpeg", ".png")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".gif", ".webp", ".bmp", ".dcm", ".dicom")
+FORMATS = ("JPEG", "PNG", "TIFF", "GIF", "WEBP", "BMP")
+READABLE = "JPEG, PNG, TIFF, GIF, WebP, BMP or DICOM"
 MAX_PIXELS = 64 * 1024 * 1024
 MAX_BYTES = 256 * 1024 * 1024
 KEEP_UP_TO = 256
 DEFAULT_SIZE = 128
 DARK_BELOW = 4096
 PNG_HEADER = b"\x89PNG\r\n\x1a\n"
+TIFF_HEADERS = (b"II*\0", b"MM\0*")
+WITH_FRAMES = (*TIFF_HEADERS, b"GIF8", b"RIFF")
+"""How files begin that may hold several pictures. (Animated PNGs show their first frame to all who know no others.)"""
+DICOM_MARK = b"DICM"
+DICOM_MARK_AT = 128
+BITS_PER_SAMPLE = 258
+"""The TIFF tag with the number of bits of each channel."""
 ORIENTATION = 0x0112
 """The EXIF tag that says how the camera was held."""
+
+# What is wrong with a file is told by its name; Pillow would print it without one.
+warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
 
 Size = tuple[int, int]
 """Height, width."""
@@ -55,6 +69,9 @@ def fit_of(task: Task) -> Fit:
 def image_size(data: bytes) -> Size:
     """Height and width of an encoded image as it will be shown, from its header alone."""
     try:
+        if is_dicom(data):
+            size: Size = _dicom().dicom_size(data)
+            return size
         with open_image(data) as image:
             width, height = image.size
             return (width, height) if _orientation(image) >= 5 else (height, width)
@@ -67,10 +84,11 @@ def image_size(data: bytes) -> Size:
 def decode_image(data: bytes, size: Size | None = None, fit: Fit = "crop") -> NDArray[np.uint8]:
     """An encoded image as `(height, width, 3)` uint8, at its own size or at the one asked for."""
     try:
-        with open_image(data) as image:
+        with _dicom().dicom_image(data) if is_dicom(data) else open_image(data) as image:
             if size is not None:
                 _decode_small(image, size)
             upright = ImageOps.exif_transpose(image) if _orientation(image) != 1 else image
+            _refuse_unknown_white(upright)
             rgb = to_rgb(upright)
             return np.asarray(rgb if size is None else resize(rgb, size, fit))
     except UnreadableError:
@@ -82,13 +100,33 @@ def decode_image(data: bytes, size: Size | None = None, fit: Fit = "crop") -> ND
 def is_dark(data: bytes) -> bool:
     """Whether an image file has 16 bits per value but none above 4095, as cameras and scanners of 10 to 12 bits write
     them: white becomes 15 of 255. The true brightness is not guessed, because the picture may show a dark scene."""
-    if not data.startswith(PNG_HEADER) or data[24:25] != b"\x10":
+    is_png, is_tiff = data.startswith(PNG_HEADER) and data[24:25] == b"\x10", data.startswith(TIFF_HEADERS)
+    if not is_png and not is_tiff:
         return False
     with open_image(data) as image:
+        if is_tiff and 16 not in (getattr(image, "tag_v2", {}).get(BITS_PER_SAMPLE) or ()):
+            return False
         # Pillow keeps all 16 bits of a grey image, but only the high bytes of one in colour.
         values = np.asarray(image)
         colours = values[..., :-1] if image.mode in ("LA", "RGBA") else values
         return int(colours.max()) < (DARK_BELOW if image.mode.startswith("I") else DARK_BELOW >> 8)
+
+
+def has_more_frames(data: bytes) -> bool:
+    """Whether a file holds more pictures than its first, which is the one that is read."""
+    if not is_dicom(data) and not data.startswith(WITH_FRAMES):
+        return False
+    try:
+        if is_dicom(data):
+            return bool(_dicom().dicom_frames(data) > 1)
+        with open_image(data) as image:
+            return bool(getattr(image, "is_animated", False))
+    except Exception:  # What follows the first picture is broken: there is something.
+        return True
+
+
+def is_dicom(data: bytes) -> bool:
+    return data[DICOM_MARK_AT : DICOM_MARK_AT + len(DICOM_MARK)] == DICOM_MARK
 
 
 def resize(image: Image.Image, size: Size, fit: Fit) -> Image.Image:
@@ -134,8 +172,8 @@ def _median_shorter_side(sizes: Counter[Size]) -> int:
 
 
 def open_image(data: bytes) -> Image.Image:
-    """A JPEG or PNG whose header was read; its pixels are decoded on first use."""
-    image = Image.open(io.BytesIO(data), formats=("JPEG", "PNG"))
+    """A picture whose header was read; its pixels are decoded on first use."""
+    image = Image.open(io.BytesIO(data), formats=FORMATS)
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise UnreadableError(f"it is {width} x {height}, more than {MAX_PIXELS // 2**20} megapixels")
@@ -143,10 +181,26 @@ def open_image(data: bytes) -> Image.Image:
 
 
 def _orientation(image: Image.Image) -> int:
-    # Asking a PNG without EXIF data for it would decode the whole image.
+    # Pillow turns a TIFF itself. Asking a PNG without EXIF data for it would decode the whole image.
+    if image.format == "TIFF":
+        return 1
     if image.format == "JPEG" or "exif" in image.info:
         return int(image.getexif().get(ORIENTATION, 1))
     return 1
+
+
+def _refuse_unknown_white(image: Image.Image) -> None:
+    """Refuses numbers of which nobody can say how bright they are: what is white would be a guess."""
+    if image.mode == "F":
+        raise UnreadableError("its pixels are floating-point numbers, of which white is not known: save 8 or 16 bits")
+    if image.mode == "I" and not ((values := np.asarray(image)).min() >= 0 and values.max() <= 0xFFFF):
+        raise UnreadableError("its pixels are 32-bit numbers outside of 0 to 65535: save it with 8 or 16 bits")
+
+
+def _dicom() -> ModuleType:
+    from fedshift.data import dicom
+
+    return dicom
 
 
 def _decode_small(image: Image.Image, size: Size) -> None:
@@ -160,7 +214,7 @@ def _decode_small(image: Image.Image, size: Size) -> None:
 def reason_of(problem: Exception) -> str:
     """Why Pillow gave up, without the memory address that its messages contain."""
     if isinstance(problem, UnidentifiedImageError):
-        return "it is not a JPEG or PNG image"
+        return f"it is not a {READABLE} image"
     if isinstance(problem, Image.DecompressionBombError):
         return f"it declares more than {MAX_PIXELS // 2**20} megapixels"
     return str(problem) or type(problem).__name__

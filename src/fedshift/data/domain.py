@@ -54,7 +54,8 @@ class Domain:
     """The data of one origin: a hospital, a camera, a drawing style.
 
     Unreadable samples are left out of the splits and named in `skipped`. Images that are nearly black, because their 16
-    bits hold values of 12 bits or fewer, are kept and named in `dark`. `test_given`: the test split came with the data;
+    bits hold values of 12 bits or fewer, are kept and named in `dark`, files of which only the first of several frames
+    or pages is used in `frames`. `test_given`: the test split came with the data;
     otherwise it was drawn from all samples. `rest`: splits that are scored together with test."""
 
     name: str
@@ -65,6 +66,7 @@ class Domain:
     test_given: bool = True
     dark: tuple[str, ...] = ()
     rest: tuple[Split, ...] = ()
+    frames: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

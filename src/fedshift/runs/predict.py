@@ -159,7 +159,7 @@ def _batches(folder: Path, model: ModelHeader) -> Iterator[_Batch]:
         sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES) if folder.is_dir() else [folder]
     )
     if not files:
-        raise InputError("data-empty", f"there are no .jpg, .jpeg or .png files in {folder}")
+        raise InputError("data-empty", f"there are no pictures ({', '.join(SUFFIXES)}) in {folder}")
     base = folder if folder.is_dir() else folder.parent
     _, height, width = model.input_shape
     for start in range(0, len(files), _BATCH):

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedshift.data.check import about_frames
 from fedshift.data.domain import MIN_SAMPLES, Domain
 from fedshift.errors import InputError
 from fedshift.federation.federation import needed_answers
@@ -50,12 +51,14 @@ class _Seen:
 
 
 def _seen(domain: Domain) -> _Seen:
+    frames = about_frames(domain) if domain.frames else ""
     warning = (
         f"{len(domain.skipped)} samples of {domain.name} are left out; the first is {domain.skipped[0].file}: "
         f"{domain.skipped[0].reason}"
         if domain.skipped
         else ""
     )
+    warning = " ".join(filter(None, (warning, frames)))
     is_labelled, is_scored = domain.train.labels is not None, domain.test.labels is not None
     return _Seen(len(domain.train), is_labelled, is_scored, warning)
 

@@ -33,6 +33,15 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class Unread:
+    """Files of a domain that are not read: how many, why, and the first of them."""
+
+    count: int
+    why: str
+    first: str
+
+
+@dataclass(frozen=True)
 class Sample:
     """One sample as the check sees it: a name a person can find it by, its split, the hash of its content."""
 

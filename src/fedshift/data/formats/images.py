@@ -15,16 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedshift.data.cache import Entry, EntryWriter, cached_entry
-from fedshift.data.decoding import Size, UnreadableError, decode_image, image_size, is_dark
+from fedshift.data.decoding import Size, UnreadableError, decode_image, has_more_frames, image_size, is_dark
+from fedshift.data.dicom import is_readable
 from fedshift.data.domain import Domain, Skipped, Split, Task
-from fedshift.data.formats.base import InputFormat, Problem, Progress, Sample, printable
+from fedshift.data.formats.base import InputFormat, Problem, Progress, Sample, Unread, printable
 from fedshift.data.formats.masks import decode_mask_of, first_masks
 from fedshift.data.index.files import FileIndex, Fingerprint, digest_of, in_parallel, read_limited
 from fedshift.data.index.layouts import Item, Listing
 from fedshift.data.splits import SPLITS
 from fedshift.errors import InputError
 
-DECODER = 3
+DECODER = 4
 """Part of the cache's keys: raised when the same file would give other pixels or other notes."""
 
 MASK_DECODER = 1
@@ -33,11 +34,12 @@ MASK_DECODER = 1
 
 @dataclass(frozen=True)
 class Decoded:
-    """An image and, for segmentation, its mask. `dark`: see `fedshift.data.decoding.is_dark`."""
+    """An image and, for segmentation, its mask. `dark` and `more`: see `is_dark` and `has_more_frames`."""
 
     image: NDArray[np.uint8]
     mask: NDArray[np.uint8] | None
     dark: bool
+    more: bool
 
 
 class ImageFiles:
@@ -59,6 +61,10 @@ class ImageFiles:
     @property
     def warnings(self) -> tuple[str, ...]:
         return tuple(self._listing.warnings)
+
+    @property
+    def unread(self) -> tuple[Unread, ...]:
+        return tuple(self._listing.unread)
 
     def class_counts(self) -> Counter[str] | None:
         if self.task != "classification":
@@ -95,7 +101,7 @@ class ImageFiles:
             for item in self._listing.items
         ]
         code = form.code and [MASK_DECODER, sorted(form.code.ids.items()), sorted((form.code.colours or {}).items())]
-        key = _key("images", DECODER, form.size, form.fit, code, rows)
+        key = _key("images", DECODER, is_readable(), form.size, form.fit, code, rows)
         entry = cached_entry(key, lambda writer: self._decode_all(writer, form, number, progress))
         skipped = tuple(
             Skipped(self._where(_blamed(self._listing.items[i], in_mask)), reason, code)
@@ -103,7 +109,8 @@ class ImageFiles:
         )
         train, val, test = (_split(entry, name) for name in SPLITS)
         dark = tuple(self._where(self._listing.items[i].path) for i in entry.notes["dark"])
-        return Domain(self.name, train, val, test, skipped, self._listing.test_given, dark)
+        frames = tuple(self._where(self._listing.items[i].path) for i in entry.notes["frames"])
+        return Domain(self.name, train, val, test, skipped, self._listing.test_given, dark, frames=frames)
 
     @cached_property
     def _fingerprints(self) -> dict[Path, Fingerprint]:
@@ -119,7 +126,7 @@ class ImageFiles:
         self, writer: EntryWriter, form: InputFormat, number: dict[str, int], progress: Progress | None
     ) -> None:
         done, total = 0, len(self._listing.items)
-        writer.notes["skipped"], writer.notes["dark"] = [], []
+        writer.notes |= {"skipped": [], "dark": [], "frames": []}
 
         def tick(count: int) -> None:
             nonlocal done
@@ -159,6 +166,8 @@ class ImageFiles:
                     usable.append(result)
                     if result.dark:
                         writer.notes["dark"].append(i)
+                    if result.more:
+                        writer.notes["frames"].append(i)
                     label = items[i].label
                     if label is not None:
                         labels.append(number[label])
@@ -174,11 +183,11 @@ class ImageFiles:
         try:
             data = self._read(item.path)
             image = decode_image(data, form.size, form.fit)
-            dark, size = is_dark(data), image_size(data)
+            dark, more, size = is_dark(data), has_more_frames(data), image_size(data)
         except UnreadableError as problem:
             return problem
         try:
-            return Decoded(image, None if item.mask is None else self._decode_mask(item.mask, size, form), dark)
+            return Decoded(image, None if item.mask is None else self._decode_mask(item.mask, size, form), dark, more)
         except UnreadableError as problem:
             problem.in_mask = True
             return problem

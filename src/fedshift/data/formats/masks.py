@@ -135,6 +135,8 @@ def decode_mask_values(data: bytes) -> NDArray[np.uint8]:
     file in colour."""
     try:
         with open_image(data) as image:
+            if image.mode == "F":
+                raise MaskError("the mask holds floating-point numbers; ids are whole numbers")
             values = np.asarray(image.convert("RGB") if image.mode == "RGBA" else image)
     except UnreadableError:
         raise

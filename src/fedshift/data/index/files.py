@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedshift.data.decoding import MAX_BYTES, SUFFIXES, Size, UnreadableError, image_size
+from fedshift.data.dicom import is_readable
 from fedshift.errors import InputError
 from fedshift.files import cache_root, write_atomically
 
-VERSION = 1
+VERSION = 2
 SETTLED_NS = 2_000_000_000
 BLOCK = 256
 """Files given to the thread pool at a time: what is decoded but not yet stored must fit in memory."""
@@ -56,6 +57,8 @@ class _Entries:
 
     folders: list[Path]
     files: dict[str, Path]
+    others: list[tuple[str, str]]
+    """The name of what is not data, and why."""
 
 
 class FileIndex:
@@ -77,6 +80,10 @@ class FileIndex:
 
     def images(self, folder: Path) -> list[Path]:
         return self.files(folder, SUFFIXES)
+
+    def others(self, folder: Path) -> list[tuple[str, str]]:
+        """The names in a folder that are never data, each with the reason."""
+        return self._list(folder).others
 
     def has_file(self, path: Path) -> bool:
         return path.name in self._list(path.parent).files
@@ -135,18 +142,25 @@ def in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterat
 
 def _list_folder(folder: Path) -> _Entries:
     """A folder that is not there or cannot be listed counts as empty."""
-    found = _Entries([], {})
+    found = _Entries([], {}, [])
     try:
         with os.scandir(folder) as entries:
-            visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda e: e.name)
-    except OSError:
+            everything = sorted(entries, key=lambda entry: entry.name)
+    except OSError as problem:
+        found.others.append((folder.name, f"the folder cannot be listed ({problem.strerror})"))
         return found
-    for entry in visible:
+    for entry in everything:
+        if entry.name.startswith(".") or entry.name == NOT_DATA:
+            found.others.append((entry.name, "hidden, or left by an archive tool"))
+            continue
         with contextlib.suppress(OSError):  # A link that leads to itself is neither.
-            if entry.is_dir() and entry.name != NOT_DATA:
+            if entry.is_dir():
                 found.folders.append(folder / entry.name)
-            elif entry.is_file():
+                continue
+            if entry.is_file():
                 found.files[entry.name] = folder / entry.name
+                continue
+        found.others.append((entry.name, "no file: a broken link, a pipe or a device"))
     return found
 
 
@@ -195,7 +209,8 @@ def _remembered(
 
 
 def _name_of(folder: Path, purpose: str) -> str:
-    text = json.dumps([VERSION, str(folder.resolve()), purpose])
+    # What could not be read without pydicom is looked at again once that is there.
+    text = json.dumps([VERSION, is_readable(), str(folder.resolve()), purpose])
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fedshift.data.decoding import SUFFIXES
 from fedshift.data.domain import Task
-from fedshift.data.formats.base import TOLERATED, Problem, printable
+from fedshift.data.formats.base import TOLERATED, Problem, Unread, printable
 from fedshift.data.index.files import FileIndex
 from fedshift.data.splits import SPLIT_WORDS, SplitName, complete_splits, find_lists, read_list
 
@@ -58,7 +58,7 @@ class Reading:
 @dataclass
 class Listing:
     """A domain's samples, sorted by name, and what is wrong with them. `test_given`: a folder or list names a test
-    split."""
+    split. `told`: files that a warning or problem speaks of; `unread`: the other files that are no samples."""
 
     folder: Path
     task: Task | None
@@ -67,6 +67,8 @@ class Listing:
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     test_given: bool = False
+    told: set[Path] = field(default_factory=set)
+    unread: list[Unread] = field(default_factory=list)
 
 
 def plain_name(name: str) -> str:
@@ -89,6 +91,43 @@ def list_domain(
     return listing
 
 
+MOST_LEVELS = 12
+"""How deep folders are looked through for files that are not read: links may go round in circles."""
+
+
+def find_unread(index: FileIndex, listing: Listing) -> None:
+    """Adds to a listing every file below its folder that is no sample, counted by reason."""
+    used = {path for item in listing.items for path in (item.path, item.mask)} | listing.told
+    masks = {item.mask.parent for item in listing.items if item.mask is not None}
+    found: dict[str, list[str]] = {}
+
+    def look(folder: Path, level: int) -> None:
+        for name, why in index.others(folder):
+            found.setdefault(why, []).append(_below(listing.folder, folder / name))
+        for path in index.files(folder, ("",)):
+            if path not in used:
+                found.setdefault(_why_unread(path, folder in masks), []).append(_below(listing.folder, path))
+        for inner in index.folders(folder):
+            if level < MOST_LEVELS:
+                look(inner, level + 1)
+            else:
+                found.setdefault("the folder lies too deep", []).append(_below(listing.folder, inner))
+
+    look(listing.folder, 0)
+    listing.unread += [Unread(len(names), why, names[0]) for why, names in sorted(found.items())]
+
+
+def _why_unread(path: Path, is_mask: bool) -> str:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        return f"{printable(suffix)} is no format that is read" if suffix else "the name has no ending"
+    return "a mask without an image" if is_mask else "the layout has no image there (deeper than class folders?)"
+
+
+def _below(folder: Path, path: Path) -> str:
+    return printable(path.relative_to(folder.parent))
+
+
 def _find_items(index: FileIndex, folder: Path, reading: Reading) -> Listing:
     folders = index.folders(folder)
     images = _named(folders, IMAGE_FOLDERS)
@@ -106,6 +145,7 @@ def _find_items(index: FileIndex, folder: Path, reading: Reading) -> Listing:
         if classes:
             _add_classes(index, listing, classes, split, reading)
             if loose:
+                listing.told.update(loose)
                 listing.warnings.append(
                     f"{len(loose)} images lie in {printable(part)} beside the class folders; they have no class "
                     "and are left out."
@@ -158,6 +198,7 @@ def _add_loose(listing: Listing, files: list[Path], split: SplitName | None, rea
         if label
     )
     if None in labels:
+        listing.told.update(files)
         listing.warnings.append(
             f"{labels.count(None)} images of {printable(listing.folder)} have no label in their name and are left out."
         )
@@ -191,6 +232,7 @@ def add_pairs(
         else:
             listing.items.append(Item(path, path.name, mask=mask, split=split))
     if lonely:
+        listing.told.update(lonely)
         message = (
             f"{len(lonely)} of {len(images)} images in {printable(lonely[0].parent)} have no mask of the same "
             f"name in {printable(masks[0].parent)}; the first is {printable(lonely[0].name)}."
@@ -248,6 +290,7 @@ def _apply_lists(listing: Listing, lists: Mapping[Path, SplitName]) -> None:
     listing.items = [replace(item, split=chosen.get(i)) for i, item in enumerate(listing.items)]
     unlisted = len(listing.items) - len(chosen)
     if unlisted:
+        listing.told.update(item.path for item in listing.items if item.split is None)
         listing.warnings.append(
             f"{unlisted} images of {printable(listing.folder.name)} are in no split list and are left out."
         )

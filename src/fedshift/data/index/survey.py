@@ -25,18 +25,21 @@ from fedshift.data.formats.base import (
     Problem,
     Progress,
     RawDomain,
+    Unread,
     printable,
     refuse_many_skipped,
 )
 from fedshift.data.formats.images import ImageFiles
 from fedshift.data.formats.masks import MaskCode, found_classes, listed_classes, unlisted_ids
 from fedshift.data.index.files import FileIndex
-from fedshift.data.index.layouts import Reading, list_domain, plain_name
+from fedshift.data.index.layouts import Reading, find_unread, list_domain, plain_name
 from fedshift.errors import InputError, nearest
 
 SPLIT_FOLDER = "splits"
 
-LAYOUTS = "fedshift reads <domain>/<class>/*.jpg|png, <domain>/images with <domain>/masks, <domain>.npz or <domain>.csv"
+LAYOUTS = (
+    "fedshift reads pictures in <domain>/<class>/, <domain>/images with <domain>/masks, <domain>.npz or <domain>.csv"
+)
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def survey_folder(
     if lines is not None and any(domain.task == "segmentation" for domain in domains):
         classes, code = listed_classes(lines)
         _refuse_unlisted_ids(domains, code)
-    ignored = _ignored(sheets, "the data are images")
+    ignored = _ignored(sheets, "the data are images") + _stray(index, root, archives, sheets)
     found = survey_images(name, domains, image_size, classes, code, problems, ignored, agreed)
     return replace(found, has_class_file=lines is not None)
 
@@ -211,6 +214,8 @@ def agree_on_classes(
         problems.append(Problem("data-empty", f"No domain of {name} has an image of {_quoted(nowhere)}."))
     if counts and len(classes) < 2:
         problems.append(Problem("data-classes", f"{name} has {len(classes)} class; there must be two or more."))
+    if given is None:
+        problems += [_nearly(pair, counts) for pair in _near_misses(classes, counts)]
     for site, found in counts.items():
         missing = [label for label in classes if found[label] == 0 and label not in nowhere]
         if missing:
@@ -240,6 +245,8 @@ def _image_domains(
     problems: list[Problem] = []
     for folder in folders:
         listing = list_domain(index, folder, [folder.name], [root / SPLIT_FOLDER], Reading())
+        find_unread(index, listing)
+        listing.warnings += [_told(folder.name, unread) for unread in listing.unread]
         domains.append(ImageFiles(folder.name, listing, index))
     for path in archives:
         domain, found = read_archive(path, path.stem, lines, index)
@@ -306,6 +313,21 @@ def _ignored(paths: Sequence[Path], why: str) -> list[str]:
     return [f"{printable(path.name)} is not read: {why}." for path in paths]
 
 
+def _told(domain: str, unread: Unread) -> str:
+    files = "1 file is" if unread.count == 1 else f"{unread.count:,} files are"
+    return f"{printable(domain)}: {files} not read: {unread.why}; the first is {unread.first}."
+
+
+def _stray(index: FileIndex, root: Path, archives: Sequence[Path], sheets: Sequence[Path]) -> list[str]:
+    """A warning of files beside the domains' folders."""
+    known = {*archives, *sheets, root / CLASS_FILE}
+    stray = [path for path in index.files(root, ("",)) if path not in known]
+    if not stray:
+        return []
+    files = "1 file is" if len(stray) == 1 else f"{len(stray):,} files are"
+    return [f"{files} not read: beside the sites' folders, in none of them; the first is {printable(stray[0].name)}."]
+
+
 def _name_problems(names: Sequence[str]) -> list[Problem]:
     problems = [
         Problem("data-layout", f"The domain name {printable(name)!r} has unprintable characters; rename it.")
@@ -330,6 +352,52 @@ def _alike(classes: Sequence[str]) -> list[list[str]]:
     for label in classes:
         groups.setdefault(plain_name(label.casefold()), []).append(label)
     return [group for group in groups.values() if len(group) > 1]
+
+
+def _near_misses(classes: Sequence[str], counts: Mapping[str, Counter[str]]) -> list[tuple[str, str]]:
+    """Pairs of class names that look like one name and a slip of the pen: the rarer first. Two or more sites that all
+    have both mean it."""
+    pairs = []
+    for i, one in enumerate(classes):
+        for other in classes[i + 1 :]:
+            if not _is_slip(plain_name(one.casefold()), plain_name(other.casefold())):
+                continue
+            if len(counts) > 1 and all(found[one] and found[other] for found in counts.values()):
+                continue
+            total = {name: (sum(found[name] for found in counts.values()), name) for name in (one, other)}
+            pairs.append((one, other) if total[one] <= total[other] else (other, one))
+    return pairs
+
+
+def _is_slip(one: str, other: str) -> bool:
+    """Whether two names differ by one letter (or two swapped ones) in one word. Words of up to three letters, numbers,
+    Roman numbers and `a...` (typical, atypical) are told apart on purpose."""
+    words = one.split("_"), other.split("_")
+    if len(words[0]) != len(words[1]):
+        return False
+    differing = [(a, b) for a, b in zip(*words, strict=True) if a != b]
+    if len(differing) != 1:
+        return False
+    short, long = sorted(differing[0], key=len)
+    if len(long) < 4 or not short.isalpha() or not long.isalpha() or long == f"a{short}":
+        return False
+    if all(set(word) <= set("ivxlcdm") for word in (short, long)):
+        return False
+    start = next((i for i, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short))
+    if len(long) == len(short) + 1:
+        return short[start:] == long[start + 1 :]
+    swapped = short[:start] + short[start + 1 : start + 2] + short[start : start + 1] + short[start + 2 :]
+    return len(long) == len(short) and (short[start + 1 :] == long[start + 1 :] or swapped == long)
+
+
+def _nearly(pair: tuple[str, str], counts: Mapping[str, Counter[str]]) -> Problem:
+    rare, usual = pair
+    where = ", ".join(f"{count} at {printable(site)}" for site, found in counts.items() if (count := found[rare]))
+    return Problem(
+        "data-classes",
+        f"The class {printable(rare)!r} ({where or 'no samples'}) is nearly {printable(usual)!r}: did you mean that? "
+        f"Rename it; or, if both are classes, list all classes in {CLASS_FILE}, one per line (from Python: classes=).",
+    )
 
 
 def _quoted(labels: Sequence[str], limit: int = 8) -> str:
