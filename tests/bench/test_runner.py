@@ -13,6 +13,7 @@ from fedshift.bench.jobs import Column, Job, Row, grid_jobs, merged
 from fedshift.bench.records import Record, append, read
 from fedshift.bench.run import run_jobs, silent
 from fedshift.methods import METHODS
+from fedshift.runs.config import make_config
 
 ROWS = (Row("FedAvg", "fedavg"), Row("FedAvg, twice the rate", "fedavg", {"lr": 0.04}))
 COLUMNS = (Column("dim", {"target": "dim"}),)
@@ -83,3 +84,12 @@ def test_a_job_gets_another_name_when_its_method_computes_something_else(
     entry = METHODS["fedavg"]
     monkeypatch.setitem(METHODS._values, "fedavg", replace(entry, about=replace(entry.about, revision=1)))
     assert jobs(tiny_data)[0].digest != before
+
+
+def test_with_given_weights_a_job_is_another_one_when_its_defaults_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    def digests() -> list[str]:
+        return [Job("", "", make_config({"method": "fedavg", "weights": weights})).digest for weights in (None, "x")]
+
+    before, entry = digests(), METHODS["fedavg"]
+    monkeypatch.setitem(METHODS._values, "fedavg", replace(entry, about=replace(entry.about, pretrained={"lr": 0.5})))
+    assert digests()[0] == before[0] and digests()[1] != before[1]

@@ -73,10 +73,12 @@ def darker(x: Tensor, generator: torch.Generator, ops: int, magnitude: float, dr
     [
         ({}, 1, "augmented"),
         ({"augment": False}, 1, "plain"),
+        ({"judges": "mean"}, 1, "augmented"),
+        ({"judges": "mean", "augment": False}, 1, "plain"),
         ({"collaboration": "none"}, 1, None),
         ({"collaboration": "enlarge"}, 2, None),
     ],
-    ids=["frozen", "frozen-without-randaugment", "none", "enlarge"],
+    ids=["frozen", "frozen-without-randaugment", "mean", "mean-without-randaugment", "none", "enlarge"],
 )
 def test_the_loss_is_equation_5(
     keys: dict[str, Any], own_terms: int, others_see: str | None, open_federation: Any, monkeypatch: pytest.MonkeyPatch
@@ -98,8 +100,9 @@ def test_the_loss_is_equation_5(
     expected = log_loss(plain, own, labels.numpy())
     if own_terms == 2:
         expected += log_loss(augmented, own, labels.numpy())
+    share = 1 / len(frozen) if "judges" in keys else 1
     for other in frozen.values():
-        expected += log_loss(augmented if others_see == "augmented" else plain, other, labels.numpy())
+        expected += share * log_loss(augmented if others_see == "augmented" else plain, other, labels.numpy())
     assert reply.loss == pytest.approx(expected, rel=1e-4)
 
 
@@ -289,6 +292,7 @@ def test_tables_are_refused_with_the_keys_that_would_help(tmp_path: Path) -> Non
         ({"ops": 0}, "augment=false"),
         ({"noise": -1.0}, "noise"),
         ({"norm": "gn"}, "norm"),
+        ({"shared_start": 1.5}, "shared_start"),
         ({"collaboration": "consistency", "iterate": False}, "iterate"),
         ({"collaboration": "enlarge", "augment": False}, "augment"),
     ],

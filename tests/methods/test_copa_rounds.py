@@ -37,17 +37,17 @@ class Scripted:
     average, clipped = Federation.average, Federation.clipped
 
     def __init__(self, answers: dict[tuple[str, int], Any], sites: tuple[str, ...] = SITES) -> None:
-        shape = SimpleNamespace(input_shape=(3, 16, 16))
-        self.labelled, self.plan, self.round = sites, SimpleNamespace(model=shape), 0
+        plan = SimpleNamespace(model=SimpleNamespace(input_shape=(3, 16, 16)), training=SimpleNamespace(rounds=4))
+        self.labelled, self.plan, self.round = sites, plan, 1
         self.answers, self.asked, self.notes, self.counters = answers, [], {}, {}
 
     def ask(self, sites: tuple[str, ...], step: Any, each: Any = None, **payload: Any) -> Any:
-        self.round += 1
         self.asked.append({site: payload | dict((each or {}).get(site, {})) for site in sites})
         replies = Replies(step)
         for site in sites:
             if (site, self.round) in self.answers:
                 replies.add(site, self.answers[site, self.round], 1)
+        self.round += 1
         return replies
 
     def note(self, name: str, value: float, site: str = "") -> None:
@@ -124,7 +124,7 @@ def test_a_missing_site_keeps_its_classifier_and_a_silent_one_has_no_say(base: N
 def test_without_iteration_every_site_goes_on_from_its_own_model(base: Network) -> None:
     script = {("amber", 1): 1.0, ("blue", 1): 3.0, ("amber", 2): 7.0, ("blue", 2): 5.0}
     fed: Any = Scripted(answers(base, script))
-    method = Copa(Hyper(iterate=False))
+    method = Copa(Hyper(iterate=False, shared_start=0.5))
     state = method.round(method.round(method.init(base, fed), fed), fed)
     second = fed.asked[1]
     assert float(second["amber"]["extractor"]["block1.conv.bias"][0]) == 1.0
@@ -132,6 +132,25 @@ def test_without_iteration_every_site_goes_on_from_its_own_model(base: Network) 
     assert torch.equal(second["coral"]["extractor"]["block1.conv.weight"], base.backbone.block1.conv.weight)
     assert all(torch.equal(h["weight"], base.head.weight) for h in second["amber"]["frozen"].values())
     assert float(state.extractor["block1.conv.bias"][0]) == 6.0  # coral, never heard of, is not in the mean
+
+
+def test_a_shared_start_averages_one_classifier_and_then_everyone_goes_on_from_it(base: Network) -> None:
+    """Half of four rounds: two like FedAvg's, in which coral answers once, then COPA's own."""
+    script = {("amber", 1): 1.0, ("blue", 1): 2.0, ("coral", 1): 6.0, ("amber", 2): 5.0, ("blue", 2): 7.0}
+    fed: Any = Scripted(answers(base, {**script, ("amber", 3): 8.0, ("blue", 3): 10.0}))
+    method = Copa(Hyper(shared_start=0.5))
+    state = method.init(base, fed)
+    for _ in range(3):
+        state = method.round(state, fed)
+    first, second, third = fed.asked
+    assert all(asked["frozen"] == {} for round in (first, second) for asked in round.values())
+    assert [float(asked["head"]["bias"][0]) for asked in second.values()] == [3.0] * 3
+    assert [float(asked["head"]["bias"][0]) for asked in third.values()] == [6.0] * 3
+    assert float(third["coral"]["extractor"]["block1.conv.bias"][0]) == 6.0
+    # Coral's is the common one from here on, which was trained: it judges, and it predicts.
+    assert sorted(third["amber"]["frozen"]) == ["blue", "coral"]
+    assert [float(state.heads[site]["bias"][0]) for site in SITES] == [8.0, 10.0, 6.0]
+    assert method.models(state)[SHARED]["head.shares"].tolist() == pytest.approx([1 / 3] * 3)
 
 
 def test_consistency_averages_all_classifiers(base: Network) -> None:
@@ -165,7 +184,7 @@ def test_a_state_survives_a_checkpoint(base: Network) -> None:
     fed: Any = Scripted(answers(base, {("blue", 1): 2.0}))
     for hyper in (Hyper(), Hyper(iterate=False)):
         state = Copa(hyper).round(Copa(hyper).init(base, fed), fed)
-        fed.round = 0
+        fed.round = 1
         restored = codec.restore(State, codec.unpack(codec.pack(state)))
         assert codec.pack(restored) == codec.pack(state)
 

@@ -185,6 +185,22 @@ def test_everyone_is_sent_the_classifier_of_the_target_once_it_has_learned(
     assert not torch.equal(state.heads["dim"]["weight"], base.head.weight)
 
 
+def test_in_a_shared_start_the_target_waits_and_then_starts_from_the_common_classifier(
+    open_federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, base, fed = open_federation(**{"copa-uda": {"shared_start": 0.5}})
+    scripted(monkeypatch, fed, {"amber": 0.01, "blue": 0.02, "coral": 0.06})
+    scripted_opinions(monkeypatch, SURE)  # Enough to learn from, if it were asked.
+    fed.round = 1
+    state = method.round(method.init(base, fed), fed)
+    assert [round(float(head["bias"][0]), 4) for head in state.heads.values()] == [0.03] * 4
+    assert state.trained == {"amber": True, "blue": True, "coral": True, "dim": False}
+    assert not noted(fed, "pseudo_labels")
+    fed.round = 2
+    state = method.round(state, fed)
+    assert state.trained["dim"] and noted(fed, "pseudo_labels") == {"": 3}
+
+
 def test_equation_7_is_over_the_sources_and_what_a_site_was_sent(
     open_federation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

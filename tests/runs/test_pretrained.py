@@ -44,7 +44,8 @@ def test_what_the_user_sets_wins_also_where_it_is_the_usual_value(keys: dict[str
     assert complete.config.hyper["first_judges"] == "initial"
     assert complete.config.hyper["norm_where"] == "first-stage" == complete.plan.hyper["norm_where"]
     own_keys = (
-        "copa.norm_where=first-stage, copa.norm_start=batch, copa.magnitude_draw=uniform, copa.cutout=False (what"
+        "copa.norm_where=first-stage, copa.norm_start=batch, copa.shared_start=0.5, copa.judges=mean,"
+        " copa.magnitude_draw=uniform, copa.cutout=False (what"
     )
     told = f"pre-trained network: batch_size=16, backbone_lr_factor=0.1, {own_keys}"
     assert complete.choices.startswith(told)

@@ -12,7 +12,9 @@ from functools import cached_property
 from typing import Any
 
 from fedshift.errors import InputError, nearest
+from fedshift.federation import codec
 from fedshift.methods import METHODS, find_about
+from fedshift.methods.base import PRETRAINED
 from fedshift.runs.config import RunConfig, make_config
 
 
@@ -48,9 +50,11 @@ class Job:
     @cached_property
     def digest(self) -> str:
         """The job's name on disk. Equal configurations are one job, whichever tables they are in, until the method
-        computes something else."""
-        revision = find_about(self.config.method).revision
-        told = {**self.config.chosen(), **({"revision": revision} if revision else {})}
+        computes something else, or with given weights has other defaults."""
+        about = find_about(self.config.method)
+        told = {**self.config.chosen(), **({"revision": about.revision} if about.revision else {})}
+        if self.config.weights is not None:  # Decides with what is left open.
+            told["pretrained"] = codec.plain({**PRETRAINED, **about.pretrained})
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -158,10 +158,12 @@ RESNET_101: Settings = {"arch": "resnet101", **_FROM_IMAGENET}
 _HYBRID: Settings = {
     "norm_start": "equal",
     "first_judges": "initial",
+    "shared_start": 0.0,
+    "judges": "sum",
     "magnitude_draw": "fixed",
     "cutout": "auto",
 }
-"""COPA's hybrid layers, second look and first judges as in the paper, on a pre-trained network too."""
+"""COPA's hybrid layers, second look, classifiers and judges as in the paper, on a pre-trained network too."""
 
 STANDARD: Settings = {"augment": ["standard"]}
 """Crops, flips and changes of colour. Those of CSAC's code; COPA's paper says no more than "standard augmentation"."""

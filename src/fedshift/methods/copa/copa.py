@@ -36,6 +36,7 @@ from fedshift.methods.copa.parts import (
     copy_of,
     ensemble_network,
     hyper_of,
+    is_shared,
     judges_of,
     loaded,
     numbered,
@@ -149,6 +150,8 @@ class Copa:
         return first_state(base, fed, self.hyper, fed.labelled)
 
     def round(self, state: State, fed: Federation) -> State:
+        if is_shared(self.hyper, fed):
+            return shared_round(state, fed, self.hyper, train)
         if len(state.heads) == 1 and self.hyper.collaboration in ("frozen", "consistency"):
             fed.count("copa.no-other-classifiers")
         return (
@@ -227,6 +230,27 @@ def train_locally(state: State, fed: Federation, hyper: Hyper, work: Step[T]) ->
     return replies
 
 
+def shared_round(state: State, fed: Federation, hyper: Hyper, work: Step[T]) -> State:
+    """A round of the shared start: as in FedAvg, with equal weights. No classifier judges, and the mean of the trained
+    ones is everybody's."""
+    replies = train_locally(state, fed, dataclasses.replace(hyper, collaboration="none"), work)
+    sites = replies.answered
+    head = fed.average(
+        lambda: ((reply.head, 1.0) for _, reply in replies),
+        since=next(iter(state.heads.values())),
+        sites=sites,
+        stated=False,
+    )
+    return dataclasses.replace(
+        state,
+        extractor=aggregated(
+            fed, lambda: ((reply.extractor, 1.0) for _, reply in replies), state.extractor, sites, hyper.noise
+        ),
+        heads=dict.fromkeys(state.heads, head),
+        trained={domain: was or domain in fed.labelled for domain, was in state.trained.items()},
+    )
+
+
 def frozen_for(site: str, state: State, hyper: Hyper) -> dict[str, Weights]:
     """{C'_j}, j != i, as last broadcast. Without iteration it is the initial classifier; before any domain has trained,
     that one or none (`first_judges`). Later, domains that never trained are left out."""
@@ -270,7 +294,7 @@ COPA = About(
         "weight_decay": 5e-4,
         "schedule": "cosine",
     },
-    pretrained={"copa": PRETRAINED_KEYS},
+    pretrained={"lr": 0.004, "copa": PRETRAINED_KEYS},
     counters={
         "copa.no-other-classifiers": (
             "There was only one source, so there were no other classifiers to collaborate with: this round was plain"

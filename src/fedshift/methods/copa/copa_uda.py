@@ -24,7 +24,7 @@ from fedshift.federation.step import Step, step
 from fedshift.functional.agreement import Opinions, aggregation_weights, agreements, pseudo_labels
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.copa import copa, parts
-from fedshift.methods.copa.copa import COPA, State, collected, first_state, frozen_for, train_locally
+from fedshift.methods.copa.copa import COPA, State, collected, first_state, frozen_for, shared_round, train_locally
 from fedshift.methods.copa.parts import (
     PRETRAINED_KEYS,
     aggregated,
@@ -161,6 +161,8 @@ class CopaUda:
         return first_state(base, fed, self.hyper, [*fed.labelled, fed.home.name])
 
     def round(self, state: State, fed: Federation) -> State:
+        if parts.is_shared(self.hyper, fed):
+            return shared_round(state, fed, self.hyper, train)
         replies = train_locally(state, fed, self.hyper, train)  # Step 1
         sites, opinions = self._opinions(state, replies, fed)  # Step 2
         if not sites:
@@ -264,7 +266,7 @@ COPA_UDA = About(
     tasks=("classification",),
     # Office-Caltech10. The recipe of Digit-Five, with its larger batches: docs/methods/copa-uda.md.
     defaults=COPA.defaults,
-    pretrained={"copa-uda": PRETRAINED_KEYS},
+    pretrained={"lr": 0.004, "copa-uda": PRETRAINED_KEYS},
     counters={
         "copa-uda.fine-tuning-diverged": (
             "Training on pseudo labels gave NaN or infinite weights and was undone: a lower lr may help."

@@ -42,11 +42,15 @@ PRETRAINED_KEYS = {
     "norm_where": "first-stage",
     "norm_start": "batch",
     "first_judges": "none",
+    "shared_start": 0.5,
+    "judges": "mean",
     "magnitude_draw": "uniform",
     "cutout": False,
 }
 """For networks that start from given weights. Hybrid layers at equal shares take a pre-trained network's function away;
-judges that have not been trained yet teach it nothing; and second looks at full strength hide what it knows."""
+classifiers that each learn from one domain are poor for long, as judges and as predictors, unless they start from a
+good common one; the sum of judges' losses asks for a lower rate the more sites there are; and second looks at full
+strength hide what the network knows."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,11 @@ class Hyper:
     first_judges: Literal["initial", "none"] = "initial"
     """Which frozen classifiers judge in round 1, before any has been trained: the initial one, which all start from, or
     none. Without iteration it is always the initial one."""
+    shared_start: float = 0.0
+    """The share of all rounds, at the beginning, in which sites train one classifier, averaged like the extractor, and
+    no other one judges; 0: every site has its own from the first round on. Without iteration it is always 0."""
+    judges: Literal["sum", "mean"] = "sum"
+    """Whether the losses of the frozen classifiers are added up (Eq. (5)), or averaged."""
     augment: bool = True
     """Whether the other classifiers see an augmented copy of the batch (RandAugment, Cutout)."""
     ops: int = 2
@@ -88,12 +97,19 @@ class Hyper:
             raise ValueError(f"ops must be 1 or more, not {self.ops}; augment=false turns RandAugment off")
         if not 0 <= self.magnitude <= MAX_MAGNITUDE:
             raise ValueError(f"magnitude must be from 0 to {MAX_MAGNITUDE}, not {self.magnitude}")
+        if not 0 <= self.shared_start <= 1:
+            raise ValueError(f"shared_start must be from 0 to 1, not {self.shared_start}")
         if not 0 <= self.noise < float("inf"):
             raise ValueError(f"noise must be 0 or more, not {self.noise}")
         if self.collaboration == "consistency" and not self.iterate:
             raise ValueError("collaboration=consistency trains all classifiers together and needs iterate=true")
         if self.collaboration == "enlarge" and not self.augment:
             raise ValueError("collaboration=enlarge adds augmented copies and needs augment=true")
+
+
+def is_shared(hyper: Hyper, fed: Federation) -> bool:
+    """Whether sites share one classifier in this round."""
+    return hyper.iterate and fed.round <= hyper.shared_start * fed.plan.training.rounds
 
 
 def hyper_of(plan: Plan) -> Hyper:
@@ -168,13 +184,14 @@ def collaborative_loss(
 ) -> tuple[Callable[[LabelledBatch], Tensor], ...]:
     """Eq. (5) as functions of a batch that add up to the loss: that of the site's own classifier on the batch, and that
     of the `judges` on a second look at it, or on the same features if there is no second look."""
+    share = 1 / len(judges) if judges and hyper.judges == "mean" else 1
 
     def own(batch: LabelledBatch) -> Tensor:
         return cross_entropy(net(batch.x), batch.y)  # Eq. (1)
 
     def both(batch: LabelledBatch) -> Tensor:
         features = net.features(batch.x)
-        return cross_entropy(net.head(features), batch.y) + sum_of_losses(judges, features, batch.y)
+        return cross_entropy(net.head(features), batch.y) + share * sum_of_losses(judges, features, batch.y)
 
     if not judges:
         return (own,)
@@ -183,7 +200,7 @@ def collaborative_loss(
 
     def others(batch: LabelledBatch) -> Tensor:
         # A separate pass: in one batch, plain and augmented images would be normalised by common statistics.
-        return sum_of_losses(judges, second_features(net, look_again(batch.x), hyper), batch.y)
+        return share * sum_of_losses(judges, second_features(net, look_again(batch.x), hyper), batch.y)
 
     return (own, others)
 
