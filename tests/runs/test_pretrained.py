@@ -60,7 +60,7 @@ def test_kd3a_keeps_the_statistics_and_gives_up_batchnorm_mmd(keys: dict[str, An
         0.004,
         0.1,
     )
-    assert "kd3a.mmd=False, kd3a.weighting=samples" in prepared.choices
+    assert "kd3a.mmd=False, kd3a.weighting=samples, kd3a.target_share=confident" in prepared.choices
 
 
 @pytest.mark.parametrize(

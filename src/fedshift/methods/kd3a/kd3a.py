@@ -284,7 +284,13 @@ ABOUT = About(
         "weight_decay": 5e-4,
         "schedule": "cosine",
     },
-    pretrained={"lr": 0.004, "lr_min": 0.0, "kd3a": {"mmd": False, "weighting": "samples"}},
+    # While nobody is confident, the student has learned nothing, and with its share of the samples it would hold back
+    # what the sources have learned.
+    pretrained={
+        "lr": 0.004,
+        "lr_min": 0.0,
+        "kd3a": {"mmd": False, "weighting": "samples", "target_share": "confident"},
+    },
     counters={
         "kd3a.mmd-not-finite": (
             "BatchNorm MMD gave NaN or infinite weights and was undone: a lower kd3a.mmd_rate may help."
