@@ -91,6 +91,7 @@ def test_what_cannot_be_is_refused(keys: dict[str, Any], message: str, tiny_data
         ({"method": "kd3a", "target": "dim"}, "average"),
         ({"method": "fedavg", "target": "dim", "setting": "adapt", "freeze_norm": False}, "average"),
         ({"method": "dualadapt", "home": "dim"}, "average"),
+        ({"method": "fed-mcd", "home": "dim"}, "own"),
         ({"method": "dualadapt", "home": "dim", "dualadapt": {"statistics": "client"}}, "own"),
         ({"method": "dualadapt", "home": "dim", "dualadapt": {"statistics": "home"}}, "average"),
     ],
@@ -131,7 +132,8 @@ def test_measured_statistics_are_the_plain_mean_over_batches(variant: Any) -> No
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"method": "fedavg", "setting": "adapt"}, "chosen: norm=own (a rule: nothing else in fedavg adapts;"),
+        ({"method": "fedavg", "setting": "adapt"}, "chosen: norm=own (what was measured to be best;"),
+        ({"method": "fed-mcd", "target": None, "home": "dim"}, "chosen: norm=own (what was measured to be best;"),
         ({"method": "adabn"}, "chosen: norm=own (that is what adabn is)"),
         ({"method": "kd3a"}, "chosen: norm=average (as papers have it, not what was measured best)"),
         ({"method": "kd3a", "norm": "average"}, ""),
@@ -141,5 +143,5 @@ def test_measured_statistics_are_the_plain_mean_over_batches(variant: Any) -> No
 def test_the_first_line_says_what_was_chosen_and_from_what(
     given: dict[str, Any], expected: str, tiny_data: Path
 ) -> None:
-    told = prepare(make_config({**given, "data_dir": tiny_data, "target": "dim", "arch": "digits-copa"})).choices
+    told = prepare(make_config({"data_dir": tiny_data, "target": "dim", "arch": "digits-copa", **given})).choices
     assert told.startswith(expected) and bool(told) == bool(expected)

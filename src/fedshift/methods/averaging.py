@@ -136,7 +136,13 @@ _PRETRAINED = {"lr": 0.004}
 _ALONE = "every site trains a model of its own"
 
 FEDAVG = About(
-    "fedavg", EVERYWHERE, "McMahan et al., AISTATS 2017", pretrained=_PRETRAINED, cost=PLAIN, draws_sites=True
+    "fedavg",
+    EVERYWHERE,
+    "McMahan et al., AISTATS 2017",
+    pretrained=_PRETRAINED,
+    best_norm="own",
+    cost=PLAIN,
+    draws_sites=True,
 )
 DEEPALL = About(
     "deepall",

@@ -55,6 +55,9 @@ class About:
     """Why it may not, to go on after "because"."""
     norm: Literal["average", "own"] | None = None
     """What `norm: auto` is for this method, where its definition says so; with `own` it cannot be anything else."""
+    best_norm: Literal["own"] | None = None
+    """What `norm: auto` is where there are targets and the network starts from scratch, because it was measured to be
+    best (docs/results.md)."""
     aggregation: Literal["any", "clipped", "own"] = "any"
     """Which rules the key `aggregation` can choose: any, because models are averaged by `Federation.average`; the mean
     and `clipped`, because the method weights clipped updates in its own way; or none, because nothing is averaged."""

@@ -259,6 +259,7 @@ FED_MCD = About(
     SOURCE_COPIES,
     draws_sites=True,
     data="source-copies",
+    best_norm="own",
     time_factor=17.0,
     cost=Formula(
         # Step A trains everything on the source sample; B the classifiers on both; C, four times, G on the target.

@@ -200,6 +200,7 @@ FED_DAN = About(
     SOURCE_COPIES,
     draws_sites=True,
     data="source-copies",
+    best_norm="own",
     time_factor=8.0,
     cost=Formula(
         flops={"G": 6, "F": 3, "dG": -2},
@@ -216,6 +217,7 @@ FED_DANN = About(
     SOURCE_COPIES,
     draws_sites=True,
     data="source-copies",
+    best_norm="own",
     time_factor=8.0,
     cost=Formula(
         flops={"G": 6, "F": 3, "D": 6, "dG": -2},

@@ -323,8 +323,8 @@ def _choose_norm(config: RunConfig, about: About, roles: Roles, hyper: Mapping[s
     elif norm == "auto" and config.weights is not None and not statistics_needed(about.name, hyper):
         norm = "frozen"
     elif norm == "auto":
-        # FedAvg has nothing else that could adapt. Other methods are what their papers say.
-        norm = "own" if about.name == "fedavg" and roles.setting != "generalize" else "average"
+        # Where no difference was measured, methods are what their papers say.
+        norm = about.best_norm if about.best_norm and roles.setting != "generalize" else "average"
     if asked != "auto" and (asked == "client") != (norm == "own"):
         raise InputError("config-value", f"{about.name}.statistics={asked} contradicts norm={norm}: leave it out")
     if norm != "own":
@@ -357,7 +357,7 @@ def told_choices(config: RunConfig, complete: RunConfig) -> str:
     if not is_open or complete.setting == "generalize" or config.hyper.get("statistics", "auto") != "auto":
         return ""
     if complete.norm == "own" and not about.norm:
-        reason = f"a rule: nothing else in {about.name} adapts; --set norm=average compares"
+        reason = "what was measured to be best; --set norm=average is the paper's"
     elif complete.norm == "own":
         reason = f"that is what {about.name} is"
     else:
