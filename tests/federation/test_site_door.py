@@ -248,8 +248,43 @@ def test_the_same_question_gets_the_very_same_bytes_also_after_a_restart(tiny_da
     again = opened(tiny_data, tmp_path, policy)
     assert again.raw(train, model=site.model) == first
     other = again.ask(train, model={key: value * 2 for key, value in site.model.items()})
-    assert other["code"] is None, "another payload is another question"
+    assert (other["code"], other["release"]) == ("site-policy", None), "another payload is another look"
     assert [row["event"] for row in site.ledger()].count("asked") == 4
+
+
+def test_another_payload_or_plan_gets_no_second_answer_in_a_round(tiny_data: Path, tmp_path: Path) -> None:
+    site = opened(tiny_data, tmp_path, Policy(min_samples=2))
+    other = {key: value * 2 for key, value in site.model.items()}
+    for split in ("val", "test"):  # What scoring is numbered by.
+        assert site.ask(score, models=[site.model], split=split)["code"] is None
+        assert site.ask(score, models=[other], split=split)["code"] == "site-policy"
+        assert site.ask(score, models=[site.model, site.model], split=split)["code"] == "site-policy"
+    assert site.ask(train, model=site.model)["code"] is None
+    replanned = opened(tiny_data, tmp_path, Policy(min_samples=2), lr=0.002)
+    assert replanned.ask(train, model=site.model)["code"] == "site-policy"
+    assert replanned.ask(train, 2, model=other)["code"] is None
+
+
+def test_exchanges_of_fada_are_numbered_and_each_is_answered_once(tiny_data: Path, tmp_path: Path) -> None:
+    allowed = ("weights", "features", "tally", "metric")
+    site = opened(tiny_data, tmp_path, Policy(min_samples=2, allow=allowed), "fada", setting="adapt")
+    judge = fada.domain_identifier(fada.plain_network(site.host.plan).backbone.out_features).state_dict()
+    other = {key: value * 2 for key, value in judge.items()}
+    for exchange in (0, 1):
+        assert site.ask(fada.train, model=site.model, identifier=judge, exchange=exchange)["code"] is None
+        assert site.ask(fada.train, model=site.model, identifier=other, exchange=exchange)["code"] == "site-policy"
+
+
+def test_a_run_is_resumed_only_so_often(tiny_data: Path, tmp_path: Path) -> None:
+    """Each time, another payload for the last rounds is another look."""
+    for number in range(3):
+        site = opened(tiny_data, tmp_path, Policy(max_resumes=1))
+        resumed = site.ask(introduce, 0, rewind_to=0)["code"]
+        changed = {key: value * (1 + number) for key, value in site.model.items()}
+        assert (resumed, site.ask(train, model=changed)["code"]) == (
+            (None, None) if number < 2 else (("site-policy",) * 2)
+        )
+        (site.host.spec.folder / "ledger.head").unlink()  # It is counted again from the lines.
 
 
 def test_a_step_with_a_memory_is_not_run_twice(tiny_data: Path, tmp_path: Path) -> None:
@@ -299,6 +334,25 @@ def test_there_are_only_so_many_questions_and_a_restart_forgets_none(tiny_data: 
     assert opened(tiny_data, tmp_path, policy).ask(introduce, 0, rewind_to=0)["code"] == "site-policy"
 
 
+def test_a_number_that_is_none_does_not_get_past_clipping_and_noise(tiny_data: Path, tmp_path: Path) -> None:
+    """BatchNorm does not read its statistics in training, so that a NaN in them does no harm, but to the norm."""
+    site = opened(tiny_data, tmp_path, Policy(clip_norm=1e-3))
+    model = {key: value.clone() for key, value in site.model.items()}
+    next(value for key, value in model.items() if key.endswith("running_var"))[0] = float("nan")
+    assert site.ask(train, model=model)["code"] == "site-policy"
+    assert site.ask(train, model=site.model)["clipped"] == 1
+
+
+def test_a_sites_log_quotes_nothing_that_steers_a_terminal(tiny_data: Path, tmp_path: Path) -> None:
+    site = opened(tiny_data, tmp_path)
+    evil = "\x1b[2J\r\u2028\n2026-01-01T00:00:00.000+00:00 all is well" + "x" * 100_000
+    assert site.ask(train, model={evil: torch.zeros(1)})["code"] == "site-failed"
+    text = (site.host.spec.folder / "site.log").read_text()
+    assert "\\x1b[2J\\r" in text and len(text) < 25_000
+    assert all(sign.isprintable() or sign == "\n" for sign in text)
+    assert [line for line in text.splitlines() if line.startswith("2026-01-01")] == []
+
+
 # --- From how many samples ----------------------------------------------------------------------------------------
 
 
@@ -310,6 +364,38 @@ def test_an_update_from_few_samples_does_not_leave(epochs: float, tiny_data: Pat
     assert (reply["code"], reply["release"]) == ("site-policy", None)
     assert [row["event"] for row in site.ledger()] == ["asked", "answered"]
     assert "different samples" in (site.host.spec.folder / "site.log").read_text()
+
+
+def test_a_part_of_a_step_that_uses_few_samples_is_no_way_around(tiny_data: Path, tmp_path: Path) -> None:
+    """FedADG's generator learns in the game only, of which `warmup` leaves two samples."""
+    site = opened(tiny_data, tmp_path, Policy(min_samples=10), "fedadg", fedadg={"warmup": 0.97})
+    plan = site.host.plan
+    hyper = codec.restore(fedadg.Hyper, dict(plan.hyper))
+    width = fedadg.plain_network(plan).backbone.out_features
+    maker = fedadg.Generator(width, len(plan.model.classes), hyper).state_dict()
+    assert site.ask(fedadg.train, model=site.model, generator=maker)["code"] == "site-policy"
+    assert "used 2 different samples" in (site.host.spec.folder / "site.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("training", "code"),
+    [
+        ({"lr": 0.1, "weight_decay": 0.5}, None),
+        ({"lr": 0.1, "weight_decay": 10.0}, "site-policy"),
+        ({"lr": 1e-9, "schedule": "step:1:1e9", "weight_decay": 1.0}, "site-policy"),
+        ({"backbone_lr_factor": 1e4, "weight_decay": 0.05}, "site-policy"),
+        ({"momentum": 1.0}, "message-invalid"),
+        ({"momentum": 1e6}, "message-invalid"),
+    ],
+    ids=str,
+)
+def test_weights_that_remember_the_first_or_last_batch_only_do_not_leave(
+    training: dict[str, Any], code: str | None, tiny_data: Path, tmp_path: Path
+) -> None:
+    site = opened(tiny_data, tmp_path)
+    told = site.host.plan.training
+    site.host.plan = dataclasses.replace(site.host.plan, training=dataclasses.replace(told, **training))
+    assert site.ask(train, 2, model=site.model)["code"] == code
 
 
 def test_the_count_that_leaves_is_the_count_that_was_used(tiny_data: Path, tmp_path: Path) -> None:
@@ -355,8 +441,8 @@ def test_a_small_split_is_not_scored_and_the_run_says_so(few_to_score: Path, tmp
     site = opened(few_to_score, tmp_path / "site")
     sizes = {split: len(getattr(site.host.domain, split)) for split in ("val", "test")}
     assert sizes["val"] < 10 <= sizes["test"]
-    assert site.ask(score, model=site.model, split="val")["code"] == "site-policy"
-    assert site.ask(score, model=site.model, split="test")["release"]["confusion"].sum() == sizes["test"]
+    assert site.ask(score, models=[site.model], split="val")["code"] == "site-policy"
+    assert site.ask(score, models=[site.model], split="test")["release"]["confusion"].sum() == sizes["test"]
     assert site.ask(introduce, 0, rewind_to=0)["code"] is None
     told: list[str] = []
     from fedshift.runs.progress import Silent

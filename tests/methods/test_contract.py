@@ -7,6 +7,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -380,6 +381,29 @@ def _blue_was_not_asked(folder: Path) -> bool:
     ledger = folder / "sites" / "blue" / "ledger.jsonl"
     rows = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
     return all(row["step"] in (score.name, introduce.name) for row in rows)
+
+
+FEW: dict[str, dict[str, Any]] = {
+    "csac": {"acquisition_epochs": 1e-6, "calibration_epochs": 1e-6},
+    "dualadapt": {"pretrain_epochs": 1},
+    "fed-oracle": {"pretrain_epochs": 1},
+    "feddg": {"bank": 2},
+}
+"""A method's own keys with which a site learns from one or two samples; for all, `local_epochs` and `batch_size`."""
+
+
+@every_method
+def test_nothing_leaves_that_few_samples_made(method: str, setting: str, tiny_data: Path, tmp_path: Path) -> None:
+    """The site has enough of them: it is the coordinator that chooses how many a step uses."""
+    keys = {"rounds": 1, "local_epochs": 1e-6, "batch_size": 2, "policy": {"min_samples": 10}}
+    values = settings(method, setting, tiny_data, **keys)
+    values[method] = {**values.get(method, {}), **FEW.get(method, {})}
+    with suppress(SiteError):
+        run(make_config({key: value for key, value in values.items() if value != {}}), tmp_path / "run")
+    ledgers = list((tmp_path / "run" / "sites").glob("*/ledger.jsonl"))
+    rows = [json.loads(line) for path in ledgers for line in path.read_text().splitlines()]
+    left = [row for row in rows if row["event"] == "left" and row["step"] not in (introduce.name, score.name)]
+    assert ledgers and left == []
 
 
 @pytest.fixture(scope="session")

@@ -321,6 +321,21 @@ def test_a_class_that_is_no_method_says_what_is_missing() -> None:
         fedshift.fit(Nothing, data=arrays(), **COMMON)
 
 
+def test_a_method_may_not_ask_what_sites_elsewhere_would_refuse(tmp_path: Path) -> None:
+    class Greedy(Often):
+        def round(self, state: Any, fed: fs.Federation) -> Any:
+            fed.ask(fed.labelled, train_often, model=state.model)
+            return super().round(state, fed)
+
+    with pytest.raises(InputError, match=r"round 1: the method asks site 'amber' .* twice, .*@step\(numbered_by="):
+        fedshift.fit(Greedy, data=arrays(), out=tmp_path / "run", workers=0, **COMMON)
+    with pytest.raises(TypeError, match="numbered_by names arguments"):
+
+        @fs.step(numbered_by=("model",))
+        def numbered_by_a_model(site: fs.Labelled, model: fs.Weights) -> Sent:
+            raise AssertionError
+
+
 def test_a_cell_of_a_notebook_can_be_run_again() -> None:
     source = (
         "from fedshift import extend as fs\nfrom dataclasses import dataclass\n"

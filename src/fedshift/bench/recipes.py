@@ -332,11 +332,11 @@ ONE_TO_MANY = Recipe(
 )
 ATTACKED = Recipe(
     "rotated-digits",
-    {**_SHORT, "train_per_site": 60, "rounds": 5, "batch_size": 10, "evaluate_every": 5},
+    {**_SHORT, "train_per_site": 60, "rounds": 5, "local_epochs": 2.0, "batch_size": 10, "evaluate_every": 5},
     {
         # Hybrid layers and second looks need many more rounds; what is averaged and passed on stays the same.
         "copa": {"copa": {"norm": "bn", "augment": False, "first_judges": "none"}},
-        "csac": {"rounds": 2, "csac": {"acquisition_epochs": 3.0, "calibration_epochs": 1.0}},
+        "csac": {"rounds": 3, "csac": {"acquisition_epochs": 6.0, "calibration_epochs": 2.0}},
         "kd3a": {"lr_min": 0.001},
     },
     (0,),

@@ -49,14 +49,23 @@ class _Inputs:
     def forget_use(self) -> None:
         self._gathered = torch.zeros(len(self), dtype=torch.bool)
         self._left_over = torch.zeros(len(self), dtype=torch.bool)
+        self._earlier: tuple[int, Tensor] | None = None
+
+    def begin_part(self) -> None:
+        count, before = int(self._gathered.sum()), self._earlier
+        if count:
+            self._earlier = (min(count, before[0]), before[1] | self._gathered) if before else (count, self._gathered)
+            self._gathered = torch.zeros(len(self), dtype=torch.bool)
 
     @property
     def gathered(self) -> int:
-        return int(self._gathered.sum())
+        counts = [count for count in (int(self._gathered.sum()), self._earlier[0] if self._earlier else 0) if count]
+        return min(counts, default=0)
 
     @property
     def drawn(self) -> int:
-        return int((self._gathered | self._left_over).sum())
+        known = self._gathered | self._left_over
+        return int((known | self._earlier[1] if self._earlier else known).sum())
 
     def gather(self, index: Tensor) -> Tensor:
         self._gathered[index] = True
@@ -113,8 +122,12 @@ class _Data:
 
     @property
     def seen(self) -> int:
-        """How many different samples have been handed out since the step began."""
+        """How many different samples have been handed out since the step began: of several parts of it, the least."""
         return self._inputs.gathered
+
+    def begin_part(self) -> None:
+        """Something else that leaves is made from here on: it must be made of enough samples by itself."""
+        self._inputs.begin_part()
 
     def forget_use(self) -> None:
         """Begins to count anew."""

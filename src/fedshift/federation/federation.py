@@ -15,7 +15,7 @@ from typing import IO, Any, Generic, TypeVar, cast
 
 from torch import Tensor
 
-from fedshift.errors import CATALOGUE, SiteError
+from fedshift.errors import CATALOGUE, InputError, SiteError
 from fedshift.federation import codec
 from fedshift.federation.admission import Failed, admit
 from fedshift.federation.aggregation import COUNT_MULTIPLE, DEFAULT, RULES, Gathered, RobustRule, clipping
@@ -148,11 +148,13 @@ class Federation:
     has_averaged: bool = False
     sizes: dict[str, Sizes] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    _asked: set[tuple[str, str]] = field(default_factory=set)
 
     def begin(self, round: int) -> None:
         """Called by the run before each round."""
         self.round = round
         self.notes = []
+        self._asked.clear()
 
     @property
     def home(self) -> Labelled | Unlabelled:
@@ -300,6 +302,7 @@ class Federation:
                 replies.refused[site] = self.left_out[site]
                 continue
             own = payload | dict((each or {}).get(site, {}))
+            self._require_new(site, step, own)
             body = codec.pack(own) if each else shared
             requests[site] = Request(site, step.name, self.round, secrets.token_hex(8), body)
             like = {f: own[f] for f in kinds(step.release) if isinstance(own.get(f), Mapping)}
@@ -322,6 +325,18 @@ class Federation:
         answers = len(replies) + (len(replies.refused) if any_answer else 0)
         self._require_quorum(answers, len(sites), step, replies, 1.0 if everyone else self.rules.quorum)
         return replies
+
+    def _require_new(self, site: str, step: Step[Any], payload: Mapping[str, Any]) -> None:
+        """Sites on other machines would refuse it: what works here has to work there."""
+        question = (site, step.number(payload))
+        if question in self._asked:
+            raise InputError(
+                "config-value",
+                f"round {self.round}: the method asks site {site!r} for step {step.name} twice, and sites answer it"
+                " once per round. If that is its protocol, say which argument numbers the questions:"
+                ' @step(numbered_by=("exchange",))',
+            )
+        self._asked.add(question)
 
     def _outcomes(self, requests: Sequence[Request]) -> Iterator[tuple[str, bytes | Failure]]:
         """Every site's answer. The coordinator's own data is asked here; all other sites through the engine."""

@@ -20,19 +20,25 @@ from fedshift.federation import codec
 from fedshift.federation.releases import Release, kinds
 
 LEDGER, HEAD = "ledger.jsonl", "ledger.head"
+HANDSHAKE = "handshake.introduce"
+"""The step with which a run begins and is resumed."""
+_LONGEST_ENTRY = 20_000
+"""Characters of the log."""
 ORIGIN = "0" * 64
 """What stands for the line before the first."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """How far a ledger is: its lines and bytes, the SHA-256 of the last line, and how many questions it lists. Kept in
-    a file of its own, so that lines which are cut off at the end are missed."""
+    """How far a ledger is: its lines and bytes, the SHA-256 of the last line, how many questions it lists, and how many
+    of these began or resumed the run. Kept in a file of its own, so that lines which are cut off at the end are missed.
+    """
 
     lines: int = 0
     bytes: int = 0
     sha256: str = ORIGIN
     questions: int = 0
+    starts: int = 0
 
 
 class Ledger:
@@ -46,8 +52,8 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def asked(self, step: str, round: int, nonce: str, body: bytes) -> int:
-        """Lists a question; returns how many there have been."""
+    def asked(self, step: str, round: int, nonce: str, body: bytes) -> Head:
+        """Lists a question; returns how far the ledger is then."""
         return self._append(
             [_event("asked", step, round) | {"nonce": nonce, "bytes": len(body), "sha256": _sha256(body)}]
         )
@@ -64,9 +70,13 @@ class Ledger:
         self._append([*left, _event("answered", step, round) | told])
 
     def log(self, text: str) -> None:
-        self._write("site.log", f"{_now()} {text}\n")
+        """The text may quote what came from elsewhere: it steers no terminal, and no line of it looks like another
+        entry."""
+        cut = text if len(text) <= _LONGEST_ENTRY else text[:_LONGEST_ENTRY] + " ..."
+        lines = ["".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in cut.split("\n")]
+        self._write("site.log", f"{_now()} " + "\n    ".join(lines) + "\n")
 
-    def _append(self, events: Sequence[Mapping[str, Any]]) -> int:
+    def _append(self, events: Sequence[Mapping[str, Any]]) -> Head:
         head = self._head()
         lines = []
         for event in events:
@@ -77,7 +87,8 @@ class Ledger:
                 lines=head.lines + 1,
                 bytes=head.bytes + len(line) + 1,
                 sha256=_sha256(line.encode()),
-                questions=head.questions + (event["event"] == "asked"),
+                questions=head.questions + _is_question(line),
+                starts=head.starts + _is_start(line),
             )
         self._write(LEDGER, "".join(lines))
         try:
@@ -87,7 +98,7 @@ class Ledger:
             temporary.replace(self._folder / HEAD)
         except OSError as error:
             raise _unwritable(self._folder / HEAD, error) from error
-        return head.questions
+        return head
 
     def _head(self) -> Head:
         """Where to go on. Lines without a head were written by a process that was killed before it wrote the head.
@@ -117,8 +128,18 @@ def read_head(folder: Path) -> Head | None:
 def head_of(ledger: bytes) -> Head:
     """The head that belongs to the lines of a ledger."""
     lines = ledger.splitlines()
-    questions = sum(b'"event": "asked"' in line for line in lines)
-    return Head(len(lines), len(ledger), _sha256(lines[-1]) if lines else ORIGIN, questions)
+    texts = [line.decode(errors="replace") for line in lines]
+    questions, starts = sum(map(_is_question, texts)), sum(map(_is_start, texts))
+    return Head(len(lines), len(ledger), _sha256(lines[-1]) if lines else ORIGIN, questions, starts)
+
+
+def _is_question(line: str) -> bool:
+    # Values are names and numbers: no text from outside can hold these quotes.
+    return '"event": "asked"' in line
+
+
+def _is_start(line: str) -> bool:
+    return _is_question(line) and f'"step": "{HANDSHAKE}"' in line
 
 
 def _event(name: str, step: str, round: int) -> dict[str, Any]:

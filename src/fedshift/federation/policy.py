@@ -39,7 +39,8 @@ class Policy:
     `imports`: modules with methods or networks that do not come with fedshift, which a site on another machine will
     import when a run asks for them. `methods`: those it takes part in (None: every one that is installed). `min_steps`:
     weights leave only after this many optimiser steps. `min_batch_size`: smallest batch size of a plan. `max_rounds`
-    and `max_questions`: the most per run. `max_image_size`: the largest that images may be asked for, in pixels.
+    and `max_questions`: the most per run. `max_resumes`: how often a run may go on after an interruption, and ask the
+    last rounds again. `max_image_size`: the largest that images may be asked for, in pixels.
 
     For the file of a site on another machine: `label_column`: the column of its table with the classes. `classes`: the
     only names of classes that it may tell. `max_classes`: the most classes that its data may have (None: 1000 of
@@ -56,6 +57,7 @@ class Policy:
     min_batch_size: int = 1
     max_rounds: int = 10_000
     max_questions: int = 100_000
+    max_resumes: int = 100
     max_image_size: int = LARGEST_IMAGE
     label_column: str | None = None
     classes: tuple[str, ...] | None = None
@@ -80,7 +82,7 @@ class Policy:
         most = {"max_rounds": MOST_ROUNDS, "max_image_size": LARGEST_IMAGE}
         limits = {key: (low, most.get(key, _MOST)) for key, low in least.items()}
         limits |= {"max_image_size": (SMALLEST_IMAGE, LARGEST_IMAGE), "max_classes": (2, _MOST)}
-        limits |= {"min_scored": (1, _MOST)}
+        limits |= {"min_scored": (1, _MOST), "max_resumes": (0, _MOST)}
         for key, (low, high) in limits.items():
             value = getattr(self, key)
             if value is None and key in ("max_classes", "min_scored"):
@@ -109,6 +111,7 @@ class Policy:
             not all(low <= value <= high for value, low, high in whole)
             or not all(math.isfinite(rate) and rate >= 0 for rate in rates)
             or not (math.isfinite(training.local_epochs) and 0 < training.local_epochs <= MOST_ROUNDS)
+            or training.momentum >= 1
         ):
             raise SiteError("message-invalid", "a number of the plan is out of range")
         if self.methods is not None and plan.method not in self.methods:
@@ -127,9 +130,11 @@ class Policy:
                 "site-policy", f"images of {model.input_shape} are above policy.max_image_size={self.max_image_size}"
             )
 
-    def check_questions(self, count: int) -> None:
+    def check_questions(self, count: int, starts: int) -> None:
         if count > self.max_questions:
             raise SiteError("site-policy", f"question {count} of this run: policy.max_questions={self.max_questions}")
+        if starts - 1 > self.max_resumes:
+            raise SiteError("site-policy", f"the run was begun {starts} times: policy.max_resumes={self.max_resumes}")
 
     def check_samples(self, samples: int) -> None:
         if samples < self.min_samples:
@@ -195,6 +200,9 @@ class Policy:
     ) -> tuple[dict[str, Tensor], bool]:
         origin = old or {key: torch.zeros_like(value) for key, value in weights.items()}
         norm = update_norm(weights, origin)
+        if not math.isfinite(norm):
+            # What came may hold a NaN where training does not read it, such as in the statistics that BatchNorm writes.
+            raise SiteError("site-policy", "an update that is not finite can be neither clipped nor hidden by noise")
         limit = math.inf if self.clip_norm is None else self.clip_norm
         scale = min(1.0, limit / norm) if norm > 0 else 1.0
         clipped = {

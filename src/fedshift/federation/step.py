@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import time
 import traceback
 import typing
@@ -31,25 +32,47 @@ R = TypeVar("R", bound=Release)
 
 @dataclass(frozen=True)
 class Step(Generic[R]):
-    """A function `(site, *, payload..., rng) -> Release`, with what it needs and returns read from its signature."""
+    """A function `(site, *, payload..., rng) -> Release`, with what it needs and returns read from its signature.
+
+    In a round a site answers it once: another payload would be another look at the same samples. A method whose
+    protocol asks for more says which arguments number its questions (`numbered_by`); then it is once for each of their
+    values."""
 
     name: str
     run: Callable[..., R]
     view: type[Site]
     release: type[R]
     payload: Mapping[str, Any]
+    numbered_by: tuple[str, ...] = ()
 
     @property
     def scores_only(self) -> bool:
         return self.view is Evaluated
+
+    def number(self, payload: Mapping[str, Any]) -> str:
+        """What may be asked once in a round."""
+        return codec.sha256(json.dumps([self.name, *(payload[key] for key in self.numbered_by)]).encode())[:16]
 
 
 STEPS: dict[str, Step[Any]] = {}
 """Every step of the installed methods, by name. A site runs these and nothing else."""
 
 
-def step(function: Callable[..., R]) -> Step[R]:
-    """Declares a step. The first parameter's type chooses the site's view; `rng` is derived at the site."""
+@typing.overload
+def step(function: Callable[..., R]) -> Step[R]: ...
+
+
+@typing.overload
+def step(*, numbered_by: tuple[str, ...]) -> Callable[[Callable[..., R]], Step[R]]: ...
+
+
+def step(function: Callable[..., R] | None = None, *, numbered_by: tuple[str, ...] = ()) -> Any:
+    """Declares a step. The first parameter's type chooses the site's view; `rng` is derived at the site. `numbered_by`
+    is as in `Step`: names of plain arguments."""
+    return (lambda named: _declare(named, numbered_by)) if function is None else _declare(function, numbered_by)
+
+
+def _declare(function: Callable[..., R], numbered_by: tuple[str, ...]) -> Step[R]:
     hints = typing.get_type_hints(function, include_extras=True)
     site, *payload = inspect.signature(function).parameters
     release = hints["return"]
@@ -58,7 +81,9 @@ def step(function: Callable[..., R]) -> Step[R]:
     module = function.__module__
     name = f"{module.rsplit('.', 1)[-1] if module.startswith('fedshift.') else module}.{function.__name__}"
     declared = {key: hints[key] for key in payload if key != "rng"}
-    found = Step(name, function, hints[site], release, declared)
+    if any(declared.get(key) not in (int, str) for key in numbered_by):
+        raise TypeError(f"{name}: numbered_by names arguments that are int or str, not {numbered_by}")
+    found = Step(name, function, hints[site], release, declared, numbered_by)
     known = STEPS.get(name)
     # A notebook's cell is run again and a module reloaded: the newer function counts.
     if known is not None and known.run.__module__ != module:
@@ -117,7 +142,7 @@ def pack_answer(spec: SiteSpec, request: Request, work: Callable[[], Outcome], *
         asked = ledger.asked(head["step"], head["round"], head["nonce"], request.body)
         if wrong is not None:
             raise FedshiftError("message-invalid", wrong)
-        spec.policy.check_questions(asked)
+        spec.policy.check_questions(asked.questions, asked.starts)
         outcome = work()
         # Packed here, so that what cannot be packed is the step's failure.
         answered = {"code": None, "release": outcome.release, "clipped": outcome.clipped}
@@ -154,27 +179,32 @@ def _duration(started: float) -> str:
 
 
 class KeptAnswers:
-    """What a site has answered in the last round that it was asked in, as files `<round>-<question>`.
+    """What a site has answered in the last round that it was asked in, as files `<round>-<number>-<question>`.
 
     A question is its step, round and payload under the plan. Asked again, it gets the very same answer: a step may
     have changed the site's state, so that to run it twice would give a second, different look at the same samples.
+    Another question of the same `Step.number` is refused for the same reason.
 
     Rounds only go forward. To go on after an interruption, the coordinator says `rewind_to` in the handshake. Then the
     state is that of the earlier round too, and running the steps again gives the same weights and, because noise is
-    made from these, the same noise. Another payload, after an interruption or not, may be legitimate (sites may have
-    been missing the first time; scoring asks for several models). It is another question, gives nothing that a further
-    round would not, counts towards the policy's `max_questions`, and is in the ledger.
+    made from these, the same noise. Another payload may be legitimate then, because sites may have been missing the
+    first time. It is another look all the same: the policy's `max_resumes` says how often it is to be had.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def load(self, round: int, question: str) -> Any | None:
-        path = self._path(round, question)
-        return codec.unpack(path.read_bytes()) if path.exists() else None
+    def load(self, round: int, number: str, question: str) -> Any | None:
+        """The answer to a question. Raises `SiteError` if there is one to another question of that number."""
+        path = self._path(round, number, question)
+        if path.exists():
+            return codec.unpack(path.read_bytes())
+        if any(self._folder.glob(f"{round}-{number}-*.safetensors")):
+            raise SiteError("site-policy", f"asked in round {round} with another payload: a step is answered once")
+        return None
 
-    def save(self, round: int, question: str, tree: Any) -> None:
-        write_atomically(self._path(round, question), codec.pack(tree))
+    def save(self, round: int, number: str, question: str, tree: Any) -> None:
+        write_atomically(self._path(round, number, question), codec.pack(tree))
         for path, of in self._rounds().items():
             if of < round:
                 path.unlink(missing_ok=True)
@@ -189,8 +219,8 @@ class KeptAnswers:
         """The last round that was answered in."""
         return max(self._rounds().values(), default=0)
 
-    def _path(self, round: int, question: str) -> Path:
-        return self._folder / f"{round}-{question}.safetensors"
+    def _path(self, round: int, number: str, question: str) -> Path:
+        return self._folder / f"{round}-{number}-{question}.safetensors"
 
     def _rounds(self) -> dict[Path, int]:
         return {path: int(path.name.partition("-")[0]) for path in self._folder.glob("*-*.safetensors")}
@@ -210,16 +240,16 @@ def _run_once(host: SiteHost, request: Request) -> Outcome:
             f"asked for round {request.round} after round {kept.round}: only the handshake of a resumed run goes back",
         )
     question = codec.sha256(f"{host.agreement} {request.step} {request.round} ".encode() + request.body)
-    before = kept.load(request.round, question)
+    number = known.number(payload)
+    before = kept.load(request.round, number, question)
     if before is not None:
         release = codec.restore(known.release, before["release"])
         return Outcome(release, before["clipped"], before["seconds"])
     started = time.perf_counter()
     outcome = _run(host, request)
     outcome = replace(outcome, seconds=_duration(started))
-    kept.save(
-        request.round, question, {"release": outcome.release, "clipped": outcome.clipped, "seconds": outcome.seconds}
-    )
+    told = {"release": outcome.release, "clipped": outcome.clipped, "seconds": outcome.seconds}
+    kept.save(request.round, number, question, told)
     return outcome
 
 
@@ -247,7 +277,7 @@ def _run(host: SiteHost, request: Request) -> Outcome:
     rng = Rng.of(host.plan.seed, request.round, host.spec.name, request.step)
     if "rng" in inspect.signature(known.run).parameters:
         arguments["rng"] = rng
-    with isolated_randomness(rng), fixed_threads(host.plan.threads), counted_steps() as steps:
+    with isolated_randomness(rng), fixed_threads(host.plan.threads), counted_steps(host.spec.is_remote) as steps:
         release = known.run(site, **arguments)
     policy.check_used(site.seen(), steps[0], type(release), scores=known.scores_only)
     release, clipped = policy.apply(_with_used_counts(release, site.used()), received, host.spec.read_secret)
@@ -263,19 +293,34 @@ def _with_used_counts(release: Release, used: int) -> Release:
     return replace(release, **too_many) if too_many else release
 
 
+MOST_FORGOTTEN = 0.1
+"""Of what was learned, by each optimiser step at a site on another machine."""
+
+
 @contextlib.contextmanager
-def counted_steps() -> Iterator[list[int]]:
+def counted_steps(is_remote: bool = False) -> Iterator[list[int]]:
     """A list whose only number is how many steps optimisers have taken inside."""
     count = [0]
 
-    def add(*_: Any) -> None:
+    def add(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         count[0] += 1
+        # Where the rate times the weight decay is 1, weights are made of the last batch alone; a momentum of 1 or more
+        # makes them of the first. Rates and momentum are a method's own too: only here are all of them known.
+        if is_remote and any(_forgets(group) for group in optimizer.param_groups):
+            raise SiteError(
+                "site-policy", "rate, momentum and weight decay are such that few of the samples make the weights"
+            )
 
     handle = register_optimizer_step_post_hook(add)
     try:
         yield count
     finally:
         handle.remove()
+
+
+def _forgets(group: Mapping[str, Any]) -> bool:
+    forgotten = group["lr"] * group.get("weight_decay", 0.0)
+    return not (forgotten <= MOST_FORGOTTEN and group.get("momentum", 0.0) < 1)
 
 
 @contextlib.contextmanager

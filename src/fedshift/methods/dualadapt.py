@@ -162,6 +162,7 @@ def adapt(site: Unlabelled, extractor: Weights, classifier: Weights, source: Sou
     hyper, training = site.hyper(Hyper), site.plan.training
     net = _loaded(site, extractor, classifier).eval().requires_grad_(False)
     statistics = _own_statistics(site, net) if hyper.statistics != "home" else {}
+    site.train.begin_part()
     local = copy.deepcopy(net.head).requires_grad_(True).train()  # line 6
     if hyper.local_start == "independent":
         local.load_state_dict(random_like(local, rng.child("start")))

@@ -31,20 +31,22 @@ class Scored(Release):
     confusion: Counts
 
 
-@step
-def score(site: Evaluated, model: Weights, split: str) -> Scored:
-    """The confusion matrix of `model` on a held-back split of this site."""
+@step(numbered_by=("split",))
+def score(site: Evaluated, models: tuple[Weights, ...], split: str) -> Scored:
+    """The confusion matrix of models on a held-back split of this site: of several, the sum."""
     from fedshift.methods import find_method
 
     if split not in ("val", "test"):
         raise SiteError("step-unknown", f"{split!r} is not a split for scoring")
-    net = with_weights(find_method(site.plan.method).network(site.plan), model, site.device).eval()
     classes = len(site.plan.model.classes)
     total = torch.zeros(classes, classes, dtype=torch.int64, device=site.device)
+    build = find_method(site.plan.method).network
+    nets = [with_weights(build(site.plan), model, site.device).eval() for model in models]
     with torch.inference_mode():
         for part in site.split(cast(SplitName, split)):
             for batch in part.in_order(_BATCH):
-                total += confusion_matrix(net(batch.x).argmax(1), batch.y, classes)
+                for net in nets:
+                    total += confusion_matrix(net(batch.x).argmax(1), batch.y, classes)
     return Scored(confusion=total.cpu())
 
 
@@ -58,26 +60,22 @@ def score_models(
     those whose answer was refused: a score is not worth the run.
     """
     found: dict[str, Tensor] = {}
-    expect = {"confusion": _confusion(fed.plan, split)}
     for names, testers in _group(models, sites).items():
-        missed: set[str] = set()
-        for name in names:
-            replies = fed.ask(testers, score, expect=expect, any_answer=True, model=models[name], split=split)
-            missed |= set(replies.absent())
-            for site, scored in replies:
-                found[site] = found.get(site, 0) + scored.confusion
-        for site in missed:  # Some of the models are not all of them.
-            found.pop(site, None)
+        scored = tuple(models[name] for name in names)
+        expect = {"confusion": _confusion(fed.plan, split, len(scored))}
+        replies = fed.ask(testers, score, expect=expect, any_answer=True, models=scored, split=split)
+        found |= {site: reply.confusion for site, reply in replies}
     return found
 
 
-def _confusion(plan: Plan, split: str) -> Confusion:
-    """What a site's scores must be like: it counts every sample of the split, or every pixel that has a label."""
+def _confusion(plan: Plan, split: str, models: int) -> Confusion:
+    """What a site's scores must be like: for each model it counts every sample of the split, or every pixel that has a
+    label."""
     model = plan.model
     if model.task == "classification":
-        return Confusion(len(model.classes), split)
+        return Confusion(len(model.classes), split, each=models)
     _, height, width = model.input_shape
-    return Confusion(len(model.classes), split, each=height * width, some_void=True)
+    return Confusion(len(model.classes), split, each=models * height * width, some_void=True)
 
 
 @dataclass(frozen=True)

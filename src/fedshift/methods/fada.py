@@ -105,7 +105,7 @@ def confusion_loss(on_features: Tensor) -> Tensor:
 # --- At a source: one exchange's batches ----------------------------------------------------------------------------
 
 
-@step
+@step(numbered_by=("exchange",))
 def train(site: Labelled, model: Weights, identifier: Weights, exchange: int, rng: Rng) -> Trained:
     """Cross-entropy and the source's term of L_adv_G on the next batches. SGD without momentum, because momentum is
     kept at the coordinator. The features that leave are those of these forward passes."""

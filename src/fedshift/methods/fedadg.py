@@ -197,6 +197,7 @@ def train(site: Labelled, model: Weights, generator: Weights, rng: Rng) -> Train
         return cross_entropy(net(batch.x), batch.y, smoothing=hyper.smoothing)  # L_err
 
     train_batches(batches("alone", hyper.warmup), alone, optimizer, training.precision)
+    site.train.begin_part()  # Only the game makes the generator.
     players = Players(net, maker, judge, optimizer, judge_sgd)
     total, judge_losses = torch.zeros((), device=site.device), []
     for number, batch in enumerate(batches("game", 1 - hyper.warmup)):

@@ -264,7 +264,7 @@ def simulated_policy(config: RunConfig) -> Policy:
     `policy.allow` says otherwise, runs are as long as they like, and splits of any size are scored unless the policy
     says how many samples things are made of. A site elsewhere has the policy of its own file."""
     scored = {} if "min_samples" in config.policy else {"min_scored": 1}
-    long = {"max_rounds": MOST_ROUNDS, "max_questions": MOST_QUESTIONS}
+    long = {"max_rounds": MOST_ROUNDS, "max_questions": MOST_QUESTIONS, "max_resumes": MOST_QUESTIONS}
     return dataclasses.replace(Policy(), **{"allow": KINDS, **scored, **long, **config.policy})
 
 
