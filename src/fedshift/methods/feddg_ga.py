@@ -67,8 +67,10 @@ def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
     net = with_weights(plain_network(site.plan), model, site.device)
     merged = held_back_loss(site, net)
     net.train()
+    site.train.begin_part()
     batches = site.train.batches(training.batch_size, rng, training.local_epochs, augmentation(site.plan))
     loss = train_batches(batches, lambda b: cross_entropy(net(b.x), b.y), sgd(site, net), training.precision)
+    site.train.begin_part()
     own = held_back_loss(site, net)
     return Trained(model=weights_of(net), samples=site.train.used, loss=loss, merged_loss=merged, own_loss=own)
 
