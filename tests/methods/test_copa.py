@@ -201,10 +201,11 @@ def test_frozen_classifiers_shape_the_extractor_but_only_the_own_one_is_released
     method, base, fed = open_federation()
     state = method.init(base, fed)
     own, *others = classifiers(base, 3)
-    replies = [
-        fed.ask(("amber",), train, extractor=state.extractor, each={"amber": {"head": own, "frozen": frozen}})["amber"]
-        for frozen in ({}, {"blue": others[0]})
-    ]
+    replies = []
+    for frozen in ({}, {"blue": others[0]}):
+        fed.begin(1)
+        each = {"amber": {"head": own, "frozen": frozen}}
+        replies.append(fed.ask(("amber",), train, extractor=state.extractor, each=each)["amber"])
     assert not torch.equal(replies[0].extractor["block1.conv.weight"], replies[1].extractor["block1.conv.weight"])
     assert set(replies[1].head) == set(own) and not torch.equal(replies[1].head["weight"], own["weight"])
 

@@ -133,6 +133,7 @@ def test_training_at_a_site_lowers_its_loss(tiny_data: Path, tmp_path: Path, bas
     try:
         fed.begin(1)
         first = fed.ask(("amber",), train, model=base.state_dict(), epochs=2.0)["amber"]
+        fed.begin(2)
         second = fed.ask(("amber",), train, model=first.model, epochs=2.0)["amber"]
     finally:
         fed.engine.close()

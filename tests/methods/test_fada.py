@@ -249,9 +249,12 @@ def test_a_site_sends_the_features_of_its_batches(open_federation: Any) -> None:
     method, base, fed = open_federation(fada={"sync_batches": 2, "adversarial": 0.0}, weight_decay=0.0, momentum=0.9)
     state = method.init(base, fed)
     each = {"amber": {"identifier": state.identifiers["amber"]}}
-    first, again, other = (
-        fed.ask(("amber",), fada.train, each=each, model=state.model, exchange=number)["amber"] for number in (0, 0, 1)
-    )
+
+    def ask(exchange: int) -> Any:
+        fed.begin(1)
+        return fed.ask(("amber",), fada.train, each=each, model=state.model, exchange=exchange)["amber"]
+
+    first, again, other = ask(0), ask(0), ask(1)
     assert first.features[FEATURES].shape == (32, base.backbone.out_features) and first.exchanges == 2
     assert torch.equal(first.features[FEATURES], again.features[FEATURES])
     assert not torch.equal(first.features[FEATURES], other.features[FEATURES])

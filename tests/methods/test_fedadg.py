@@ -181,7 +181,7 @@ def test_the_projection_is_random_fixed_and_keeps_lengths_in_scale(game: Game) -
 
 def federation(data: Path, folder: Path, **keys: Any) -> tuple[FedADG, State, Federation]:
     values = {"method": "fedadg", "target": "dim", "data_dir": data, "arch": "digits-csac", "workers": 0}
-    prepared = planning.prepare(make_config(values | {"rounds": 2, "train_per_site": 16, "lr": 0.02, "fedadg": keys}))
+    prepared = planning.prepare(make_config(values | {"rounds": 2, "train_per_site": 40, "lr": 0.02, "fedadg": keys}))
     fed = planning.open_federation(prepared, folder)
     fed.begin(1)
     method = FedADG(codec.restore(Hyper, dict(prepared.plan.hyper)))

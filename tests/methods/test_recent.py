@@ -52,10 +52,11 @@ def test_the_average_uses_the_moved_weights(tiny_data: Path, open_method: Opener
     method, base, fed = open_method(FedDGGA, prepared, round=2)
     first = method.init(base, fed)
     state = method.round(State(first.model, first.shares, dict.fromkeys(fed.labelled, -10.0)), fed)
+    weights = {note.site: note.value for note in fed.notes if note.name == "weight"}
+    fed.begin(2)
     merged = {site: reply.merged_loss for site, reply in fed.ask(fed.labelled, ga_train, model=first.model)}
     gaps = {site: loss + 10 for site, loss in merged.items()}
     assert state.shares == pytest.approx(adjusted(first.shares, gaps, 0.6 * 0.75 / 3))
-    weights = {note.site: note.value for note in fed.notes if note.name == "weight"}
     assert weights == pytest.approx(state.shares)
     assert all(0 < loss < 20 for loss in state.own_losses.values())
 
@@ -111,6 +112,7 @@ def test_fedomg_without_reach_is_the_plain_mean_of_models(tiny_data: Path, open_
         method, base, fed = open_method(FedOMG, prepared)
         first = method.init(base, fed)
         mean = weighted_mean((reply.model, 1.0) for _, reply in fed.ask(fed.labelled, fedavg_train, model=first.model))
+        fed.begin(1)
         found = method.round(first, fed).model
         assert found.keys() == mean.keys()
         for key, value in found.items():

@@ -321,6 +321,7 @@ def _domains(prepared: Prepared) -> tuple[str, ...]:
 def _scores(fed: Federation, prepared: Prepared, model: Weights) -> dict[str, float | None]:
     """By domain: sources on their validation split, the target on its test split."""
     roles, task = prepared.roles, prepared.plan.model.task
+    fed.begin(fed.round)  # Sites on other machines score once per round; this study, on one, scores every model.
     val = score_models(fed, {SHARED: model}, roles.validation, "val")
     test = score_models(fed, {SHARED: model}, roles.tested, "test")
     return {domain: headline(matrix, task) for domain, matrix in {**val, **test}.items()}
