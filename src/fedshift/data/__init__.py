@@ -3,7 +3,8 @@
 from fedshift.data.check import DataReport, DomainReport, Duplicate, check_data
 from fedshift.data.domain import VOID, Dataset, DataSource, Domain, Skipped, Split, Task
 from fedshift.data.formats.base import Problem, Progress
-from fedshift.data.memory import SiteData, dataset_from
+from fedshift.data.formats.in_memory import SiteData
+from fedshift.data.memory import dataset_from
 from fedshift.data.registry import DatasetInfo, list_datasets, open_dataset, register_dataset
 
 __all__ = [

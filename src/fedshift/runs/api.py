@@ -13,7 +13,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from fedshift.data.memory import SiteData, dataset_from, digest_of
+from fedshift.data.formats.in_memory import SiteData
+from fedshift.data.memory import dataset_from, digest_of
 from fedshift.errors import InputError, closest
 from fedshift.functional.metrics import confusion_matrix
 from fedshift.methods import METHODS, complete
