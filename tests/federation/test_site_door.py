@@ -21,8 +21,9 @@ from fedshift.federation import codec
 from fedshift.federation.engines.workers import MOST_ROUNDS, question_head
 from fedshift.federation.handshake import introduce
 from fedshift.federation.policy import Policy
-from fedshift.federation.site import SiteHost, SiteSpec, SiteStore
+from fedshift.federation.site import SiteHost, SiteSpec
 from fedshift.federation.step import Request, answer
+from fedshift.federation.store import SiteStore
 from fedshift.federation.survey import answer_survey, look
 from fedshift.methods import csac, fada, fedadg
 from fedshift.methods.averaging import train

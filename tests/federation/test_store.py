@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from fedshift.federation.site import SiteStore
+from fedshift.federation.store import SiteStore
 
 
 def test_the_newest_version_is_read_and_rewinding_forgets_later_ones(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fedshift.errors import InputError
 from fedshift.federation import codec
 from fedshift.federation.federation import Federation, Replies
 from fedshift.federation.sampling import TakingPart
-from fedshift.federation.site import read_state
+from fedshift.federation.store import read_state
 from fedshift.functional.averaging import weighted_mean
 from fedshift.functional.losses import cross_entropy
 from fedshift.methods import fedadg

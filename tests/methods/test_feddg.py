@@ -19,7 +19,7 @@ from fedshift.errors import InputError, SiteError
 from fedshift.federation import codec
 from fedshift.federation.federation import Federation
 from fedshift.federation.releases import kinds
-from fedshift.federation.site import read_state
+from fedshift.federation.store import read_state
 from fedshift.functional.losses import cross_entropy
 from fedshift.functional.spectrum import interpolate_low_amplitudes, low_amplitudes
 from fedshift.methods.feddg import AMPLITUDES, FedDG, Hyper, Lent, State, episode_loss, lend_spectra, other_looks

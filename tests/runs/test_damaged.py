@@ -16,7 +16,7 @@ import torch
 
 from fedshift.errors import FedshiftError, InputError
 from fedshift.federation import codec
-from fedshift.federation.site import SiteStore
+from fedshift.federation.store import SiteStore
 from fedshift.methods.base import SHARED
 from fedshift.report import write_report
 from fedshift.report.live import Watcher

@@ -18,7 +18,7 @@ from typing import IO, Any
 from fedshift._version import __version__
 from fedshift.errors import FedshiftError, InputError
 from fedshift.federation import codec
-from fedshift.federation.site import SiteStore, read_state
+from fedshift.federation.store import SiteStore, read_state
 from fedshift.files import (
     LARGEST_JSON,
     is_plain_file,
