@@ -8,7 +8,8 @@ import os
 import re
 import secrets
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -84,6 +85,24 @@ def write_failed(path: Path, error: OSError) -> InputError:
         "disk",
         f"cannot write {path}: {error.strerror or error}. Free some space and try again (a run: with --resume).",
     )
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Waits while another process holds this lock. It ends with the process that holds it, however that ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as error:
+        raise write_failed(path, error) from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def is_unfinished(path: Path) -> bool:

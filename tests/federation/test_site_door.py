@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tinydata import write_domain
 
+from fedshift.audit.ledger import audit_ledger
 from fedshift.data import open_dataset
 from fedshift.data.domain import DataSource
 from fedshift.errors import FedshiftError, SiteError
@@ -264,6 +267,31 @@ def test_another_payload_or_plan_gets_no_second_answer_in_a_round(tiny_data: Pat
     replanned = opened(tiny_data, tmp_path, Policy(min_samples=2), lr=0.002)
     assert replanned.ask(train, model=site.model)["code"] == "site-policy"
     assert replanned.ask(train, 2, model=other)["code"] is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="two processes of one run are forked")
+def test_two_jobs_of_one_run_at_a_time_get_one_answer_and_leave_the_ledger_whole(
+    tiny_data: Path, tmp_path: Path
+) -> None:
+    site = opened(tiny_data, tmp_path)
+    assert len(site.host.domain.train)  # Read here, so that both processes begin at once.
+
+    def ask(number: int) -> None:
+        model = {key: value * number for key, value in site.model.items()}
+        codes = [site.ask(train, round, model=model)["code"] for round in (1, 2, 3)]
+        (tmp_path / f"{number}.json").write_text(json.dumps(codes))
+
+    processes = [multiprocessing.get_context("fork").Process(target=ask, args=(number,)) for number in (1, 2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    told = [json.loads((tmp_path / f"{number}.json").read_text()) for number in (1, 2)]
+    for codes in zip(*told, strict=True):
+        assert list(codes).count(None) <= 1 and set(codes) <= {None, "site-policy"}
+    assert None in told[0] + told[1]
+    assert audit_ledger(site.host.spec.folder / "ledger.jsonl").questions[train.name] == 6
 
 
 def test_exchanges_of_fada_are_numbered_and_each_is_answered_once(tiny_data: Path, tmp_path: Path) -> None:

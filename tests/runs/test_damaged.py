@@ -314,3 +314,14 @@ def test_configurations_are_plain(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(InputError, match=rf"c\.yaml is not valid YAML: .*{says}"):
         read_config(tmp_path / "c.yaml")
+
+
+@pytest.mark.parametrize("rule", ["7", "[median]", "nobody"])
+def test_a_recorded_rule_that_is_none_is_an_error(whole: Path, tmp_path: Path, rule: str) -> None:
+    """`--resume` takes the rule for averaging from the run's own configuration, if none is asked for."""
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "done").write_text("")
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(re.sub("aggregation: .*", f"aggregation: {rule}", config.read_text()))
+    with pytest.raises(InputError, match=r"aggregation"):
+        run(settings(), tmp_path / "run", resume=True)

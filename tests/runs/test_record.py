@@ -78,8 +78,12 @@ def test_an_error_that_ended_a_run_is_a_sentence(finished: Path) -> None:
     assert "unexpected error" in read_record(finished).failure
 
 
-@pytest.mark.parametrize("content", ['{"method": ', '{"method": 3}', "[]"])
+@pytest.mark.parametrize("content", ['{"method": ', '{"method": 3}', "[]", "a matrix of another shape"])
 def test_damaged_results_are_one_error_for_every_reader(finished: Path, content: str) -> None:
+    if content.startswith("a matrix"):
+        results = json.loads((finished / "results.json").read_text())
+        next(iter(results["confusion"].values()))[0].append(1)
+        content = json.dumps(results)
     (finished / "results.json").write_text(content)
     for read in (read_record, read_results, lambda path: read_run(path, "job", "row", "column")):
         with pytest.raises(InputError, match=r"results\.json") as error:

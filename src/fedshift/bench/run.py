@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -18,6 +18,7 @@ from typing import Protocol
 
 from fedshift.bench.jobs import Job
 from fedshift.bench.records import Record, append, read, read_run
+from fedshift.files import locked
 
 OnProgress = Callable[[str, int, int, float], None]
 """Called with (what just happened, jobs done, jobs in total, estimated seconds left)."""
@@ -92,7 +93,8 @@ def _run(job: Job, out: Path, launcher: Launcher) -> tuple[Job, FailedJob | None
     wanted, records = out / "wanted", out / "records.jsonl"
     for parent in (folder.parent, log.parent, wanted):
         parent.mkdir(parents=True, exist_ok=True)
-    with _locked(wanted / f"{job.digest}.lock"):
+    # Another runner may be training the same job; afterwards this one finds it done.
+    with locked(wanted / f"{job.digest}.lock"):
         started = time.monotonic()
         summary = "trained before"
         if not (folder / "done").exists():
@@ -106,19 +108,6 @@ def _run(job: Job, out: Path, launcher: Launcher) -> tuple[Job, FailedJob | None
         if all(record.job != job.digest for record in read([records])[0]):
             append(records, read_run(folder, job.digest, job.row, job.column))
         return job, None, summary
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Waits while another runner trains the same job; afterwards this one finds it done."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 class Launcher(Protocol):

@@ -23,7 +23,7 @@ from fedshift.federation.forgery import forged
 from fedshift.federation.ledger import Ledger
 from fedshift.federation.releases import Release, kinds
 from fedshift.federation.site import Evaluated, Site, SiteHost, SiteSpec
-from fedshift.files import write_atomically
+from fedshift.files import locked, write_atomically
 from fedshift.machine import has_accelerator
 from fedshift.rng import Rng
 
@@ -130,6 +130,13 @@ _UNREADABLE = {"step": "", "round": 0, "nonce": ""}
 def pack_answer(spec: SiteSpec, request: Request, work: Callable[[], Outcome], *, debug: bool = False) -> bytes:
     """What `work` releases, recorded in the site's ledger and packed. An exception's text stays in the site's own log:
     only its code crosses. With `debug` (one process, one user) it is raised instead, naming step, site and round."""
+    # A coordinator elsewhere may begin several jobs of one run at a time: in different processes, a question would be
+    # answered twice before either process sees the other's answer, and lines of the ledger would be mixed up.
+    with locked(spec.folder / "lock") if spec.is_remote else contextlib.nullcontext():
+        return _pack_answer(spec, request, work, debug=debug)
+
+
+def _pack_answer(spec: SiteSpec, request: Request, work: Callable[[], Outcome], *, debug: bool) -> bytes:
     started = time.perf_counter()
     ledger = Ledger(spec.folder)
     head: dict[str, Any] = {"site": spec.name, **_UNREADABLE}

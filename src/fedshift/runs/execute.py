@@ -80,6 +80,8 @@ def run(
     if resume and "aggregation" not in config.model_fields_set and directory.config.exists():
         # Runs of earlier versions averaged without clipping unless told otherwise.
         recorded = read_config(directory.config, "run-corrupt").get("aggregation", "mean")
+        if not isinstance(recorded, str):
+            raise InputError("run-corrupt", f"{directory.config}: aggregation is {recorded!r}, not the name of a rule")
         config = config.model_copy(update={"aggregation": recorded})
     # A tracker that is not installed is an error before anything is begun.
     kind = ENGINES.find(config.engine)

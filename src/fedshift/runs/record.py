@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from fedshift.errors import CATALOGUE, InputError
 from fedshift.files import read_bounded
@@ -33,6 +33,15 @@ HEADLINES = ("accuracy", "miou")
 T = TypeVar("T", bound=BaseModel)
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 """What a run counts. Larger numbers come from damaged files, and no chart could show them."""
+
+
+def _as_many_columns(rows: list[list[int]]) -> list[list[int]]:
+    if any(len(row) != len(rows) for row in rows):
+        raise ValueError("a confusion matrix has as many columns as rows")
+    return rows
+
+
+Matrix = Annotated[list[list[Count]], AfterValidator(_as_many_columns)]
 
 
 class RuleScores(BaseModel):
@@ -68,8 +77,8 @@ class Results(BaseModel):
     per_target: dict[str, RuleScores] = Field(default_factory=dict)
     source_val: dict[str, float] = Field(default_factory=dict)
     chosen_round: int | None = None
-    confusion: dict[str, list[list[Count]]] = Field(default_factory=dict)
-    val_confusion: dict[str, list[list[Count]]] = Field(default_factory=dict)
+    confusion: dict[str, Matrix] = Field(default_factory=dict)
+    val_confusion: dict[str, Matrix] = Field(default_factory=dict)
     samples: dict[str, dict[str, Count]] = Field(default_factory=dict)
     warnings: list[Warned] = Field(default_factory=list)
     bytes: dict[str, Count] = Field(default_factory=dict)
