@@ -15,6 +15,7 @@ ROOT = PACKAGE.parent.parent
 LAYERS = {
     "errors": 0,
     "_version": 0,
+    "beats": 0,
     "files": 0,
     "machine": 0,
     "registry": 0,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedshift.beats import beat
 from fedshift.data.attacks import with_wrong_labels
 from fedshift.data.augment import Augment, PairAugment
 from fedshift.data.domain import Split
@@ -68,6 +69,7 @@ class _Inputs:
         return int((known | self._earlier[1] if self._earlier else known).sum())
 
     def gather(self, index: Tensor) -> Tensor:
+        beat()
         self._gathered[index] = True
         kept = self._memory
         rows = torch.from_numpy(self._split.inputs[index.numpy()]) if kept is None else kept[index]

@@ -126,6 +126,16 @@ class Traffic:
     waited: float = 0.0
 
 
+class Watch:
+    """Hears which sites work on which step, and which of them are done. This one keeps nothing."""
+
+    def asked(self, step: str, sites: Sequence[str]) -> None:
+        return None
+
+    def answered(self, step: str, site: str) -> None:
+        return None
+
+
 @dataclass
 class Federation:
     """What a method's coordinator half talks to. `sources` have labels, `targets` have none; `home_host` is the
@@ -139,7 +149,7 @@ class Federation:
     targets: tuple[str, ...] = ()
     home_host: SiteHost | None = None
     rules: Rules = field(default_factory=Rules)
-    listen: Callable[[str, str], None] = lambda step, site: None
+    watch: Watch = field(default_factory=Watch)
     round: int = 0
     learning: Traffic = field(default_factory=Traffic)
     scoring: Traffic = field(default_factory=Traffic)
@@ -172,8 +182,11 @@ class Federation:
     def at_home(self, work: Callable[..., T], **arguments: Any) -> T:
         """`work(home, **arguments, rng=...)` on the coordinator's own data: nothing travels, so nothing is packed."""
         rng = self.rng(work.__name__)
+        self.watch.asked(work.__name__, (self.home.name,))
         with isolated_randomness(rng), fixed_threads(self.plan.threads):
-            return work(self.home, **arguments, rng=rng)
+            found = work(self.home, **arguments, rng=rng)
+        self.watch.answered(work.__name__, self.home.name)
+        return found
 
     def rng(self, *names: str | int) -> Rng:
         """The coordinator's own randomness for this round."""
@@ -307,6 +320,7 @@ class Federation:
             requests[site] = Request(site, step.name, self.round, secrets.token_hex(8), body)
             like = {f: own[f] for f in kinds(step.release) if isinstance(own.get(f), Mapping)}
             expected[site] = {**like, **(expect or {})}
+        self.watch.asked(step.name, tuple(requests))
         began = asked = time.perf_counter()
         for site, outcome in self._outcomes(list(requests.values())):
             at_home = self.home_host is not None and site == self.home_host.spec.name
@@ -320,7 +334,7 @@ class Federation:
                 traffic.up += len(outcome)
                 waited = time.perf_counter() - began
                 self._admit(outcome, requests[site], step, expected[site], replies, traffic, waited)
-            self.listen(step.name, site)
+            self.watch.answered(step.name, site)
             asked = time.perf_counter()
         answers = len(replies) + (len(replies.refused) if any_answer else 0)
         self._require_quorum(answers, len(sites), step, replies, 1.0 if everyone else self.rules.quorum)

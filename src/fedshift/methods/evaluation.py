@@ -21,7 +21,7 @@ from fedshift.methods.base import SHARED
 from fedshift.methods.local import with_weights
 from fedshift.rng import Rng
 
-_BATCH = 256
+SCORED_AT_ONCE = 256
 
 SplitName = Literal["val", "test"]
 
@@ -44,7 +44,7 @@ def score(site: Evaluated, models: tuple[Weights, ...], split: str) -> Scored:
     nets = [with_weights(build(site.plan), model, site.device).eval() for model in models]
     with torch.inference_mode():
         for part in site.split(cast(SplitName, split)):
-            for batch in part.in_order(_BATCH):
+            for batch in part.in_order(SCORED_AT_ONCE):
                 for net in nets:
                     total += confusion_matrix(net(batch.x).argmax(1), batch.y, classes)
     return Scored(confusion=total.cpu())
@@ -96,7 +96,7 @@ def certainty(home: Unlabelled, model: Weights, rng: Rng) -> Certainty:
     net = with_weights(find_method(home.plan.method).network(home.plan), model, home.device).eval()
     count, spread = 0, torch.zeros((), dtype=torch.float64)
     total = torch.zeros(len(home.plan.model.classes), dtype=torch.float64)
-    for batch in home.train.in_order(_BATCH):
+    for batch in home.train.in_order(SCORED_AT_ONCE):
         log_p = net(batch.x).double().log_softmax(1).cpu().transpose(0, 1).flatten(1)  # (classes, predictions)
         p = log_p.exp()
         spread -= (p * log_p).sum()

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -31,6 +32,8 @@ from fedshift.report.page import render, templates
 from fedshift.report.run_page import per_round, run_page
 from fedshift.report.samples import DataView, data_view
 from fedshift.report.text import duration
+from fedshift.runs.heartbeat import read_moment
+from fedshift.runs.progress import Moment
 from fedshift.runs.record import Points, RunRecord, read_record
 
 HOST = "127.0.0.1"
@@ -75,19 +78,29 @@ class WatchedRun:
     record: RunRecord | None
     problem: str = ""
 
+    @cached_property
+    def moment(self) -> Moment | None:
+        """What a running run is doing now."""
+        return read_moment(self.path / ".progress") if self.status == "running" else None
+
     @property
     def share_done(self) -> float:
-        """Finished rounds, in percent."""
+        """Finished rounds and what is done of the one under way, in percent."""
         if self.status == "finished":
             return 100.0
-        record = self.record
-        return round(100 * record.round / record.rounds, 1) if record and record.rounds else 0.0
+        record, now = self.record, self.moment
+        if not record or not record.rounds:
+            return 0.0
+        done = max(record.round, now.round - 1 + now.share) if now and now.share is not None else record.round
+        return round(100 * min(done / record.rounds, 1.0), 1)
 
     @property
     def time_left(self) -> str:
-        """An estimate from the last rounds. Empty unless the run is running and has finished a round."""
+        """An estimate, by the run itself or from its last rounds. Empty unless it is running and has used some data."""
         if self.status != "running" or self.record is None:
             return ""
+        if self.moment and self.moment.left is not None:
+            return duration(self.moment.left)
         seconds = per_round(self.record.series("round", "seconds").get("", []))
         recent = [y for _, y in seconds[-5:] if y is not None]
         left = self.record.rounds - self.record.round

@@ -29,7 +29,7 @@ from fedshift.runs.execute import run
 from fedshift.runs.files.model import SavedModel, load_model, probabilities
 from fedshift.runs.health import in_percent
 from fedshift.runs.planning import IN_MEMORY
-from fedshift.runs.progress import Progress
+from fedshift.runs.progress import Progress, for_python
 from fedshift.runs.record import read_results
 
 Select = Literal["last", "source-val"]
@@ -139,7 +139,7 @@ def fit(
     out: Path | str | None = None,
     resume: bool = False,
     debug: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     track: Sequence[str] = (),
     **settings: Any,
 ) -> Run:
@@ -151,6 +151,8 @@ def fit(
     are given as `dataset="digits"` instead.
     `net`: the name of an architecture, a path `package.module:function`, a torch module whose weights are the start, or
     a class or function that makes one from `input_shape` and `classes`.
+    `progress=True` shows how far the training is, also in a notebook; an object of your own may do that instead
+    (`fedshift.runs.progress.Progress`).
     `track` names trackers. `settings` are the keys of the configuration (`target`, `rounds`, `lr`, ...); a method's own
     are a dictionary under its name. Without `out` the run is kept in a temporary folder."""
     values = {**settings, **_chosen_method(method, settings)}
@@ -169,7 +171,8 @@ def fit(
         values["dataset"] = IN_MEMORY + digest_of(dataset)[:16]
     config = make_config(values)
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedshift-")) / "run"
-    run(config, folder, dataset=dataset, resume=resume, debug=debug, progress=progress, track=track)
+    shown = for_python() if progress is True else progress or None
+    run(config, folder, dataset=dataset, resume=resume, debug=debug, progress=shown, track=track)
     return Run(folder)
 
 

@@ -69,13 +69,14 @@ class RunDirectory:
         self.failed = path / "failed"
         self.checkpoints = path / "checkpoints"
         self.sites = path / "sites"
+        self.progress = path / ".progress"
 
     def prepare(self, config: RunConfig, resume: bool) -> None:
         """Makes a new run directory, or accepts one of the same configuration to resume."""
         config_yaml = config.to_yaml()
         if not self.config.exists():
             # One that was killed while it wrote its first files has no configuration yet.
-            known = (_LOCK, _IDENTITY, self.environment.name)
+            known = (_LOCK, _IDENTITY, self.environment.name, self.progress.name, f"{self.progress.name}.new")
             if any(entry.name not in known and not is_unfinished(entry) for entry in self.path.iterdir()):
                 raise InputError("run-exists", f"{self.path} exists and is not a run: choose another --out")
             self._write(self.environment, json.dumps(environment(), indent=2))

@@ -9,57 +9,37 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from fedshift._version import __version__
 from fedshift.data.domain import Dataset
 from fedshift.errors import FedshiftError, InputError
 from fedshift.federation import codec
-from fedshift.federation.federation import Federation, Traffic
+from fedshift.federation.federation import Federation
 from fedshift.federation.handshake import Described, agree
 from fedshift.federation.releases import Weights
 from fedshift.files import write_failed
 from fedshift.machine import NO_BFLOAT16, emulates_bfloat16
 from fedshift.methods import find_about, find_method
 from fedshift.methods.base import SHARED, Method
-from fedshift.methods.evaluation import certainty, headline, score_models
+from fedshift.methods.evaluation import SCORED_AT_ONCE, certainty, headline, score_models
 from fedshift.methods.statistics import with_own_statistics
 from fedshift.runs.card import model_card
 from fedshift.runs.config import RunConfig, read_config, recorded_norm
 from fedshift.runs.directory import MetricsLog, RunDirectory, read_metrics
 from fedshift.runs.engines import ENGINES, Connection
 from fedshift.runs.files.model import ModelHeader, SavedModel, load_model, save_model
-from fedshift.runs.health import FEW, find_warnings, intervals, mean_losses
+from fedshift.runs.health import find_warnings, mean_losses
+from fedshift.runs.heartbeat import Heartbeat
 from fedshift.runs.planning import Prepared, base_network, open_federation, prepare
 from fedshift.runs.progress import Progress, Silent
 from fedshift.runs.readiness import read_domains, require_training_data
 from fedshift.runs.record import Scores, chosen_round, read_results
+from fedshift.runs.results import Memory, make_results, round_to, scored_on, unscored
 from fedshift.runs.tracking import Tracking
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-
-
-@dataclass
-class Memory:
-    """All that a checkpoint holds: where the run is and what has been counted. `states` are the files that sites on
-    this machine have stored by then; `metrics_...` is how much of `metrics.jsonl` belongs to it."""
-
-    round: int
-    state: Any
-    history: list[Scores] = field(default_factory=list)
-    counters: dict[str, int] = field(default_factory=dict)
-    learning: Traffic = field(default_factory=Traffic)
-    scoring: Traffic = field(default_factory=Traffic)
-    seconds: float = 0.0
-    confusions: dict[str, Tensor] = field(default_factory=dict)
-    validation: dict[str, Tensor] = field(default_factory=dict)
-    states: tuple[str, ...] = ()
-    metrics_size: int = 0
-    metrics_sha256: str = ""
 
 
 def run(
@@ -86,25 +66,29 @@ def run(
     # A tracker that is not installed is an error before anything is begun.
     kind = ENGINES.find(config.engine)
     if kind.is_local:
-        prepared = prepare(config, dataset)
-        tracking = Tracking(track, prepared.config, out)
-        prepared = read_domains(prepared)
-        with directory.locked(), kind.connect(config, "", shown.message) as sites:
-            return _run_in(directory, prepared, shown, resume, tracking, sites, debug)
+        with shown, Heartbeat(shown, directory.progress) as heart:
+            prepared = prepare(config, dataset, reading=heart.reading)
+            tracking = Tracking(track, prepared.config, out)
+            prepared = read_domains(prepared)
+            with directory.locked(), kind.connect(config, "", shown.message) as sites:
+                return _run_in(directory, prepared, shown, heart, resume, tracking, sites, debug)
     if debug:
         raise InputError("config-value", f"--debug is for runs on one machine, not for engine {config.engine}")
     if dataset is not None:
         raise InputError("config-value", f"data in memory is for runs on one machine, not for engine {config.engine}")
     tracking = Tracking(track, config, out)
-    with directory.locked(), kind.connect(config, directory.identity(), shown.message) as sites:
-        prepared = prepare(config, sites.dataset, is_local=False)
-        return _run_in(directory, prepared, shown, resume, tracking, sites)
+    with shown, directory.locked(), Heartbeat(shown, directory.progress) as heart:
+        heart.doing("connecting to the sites")
+        with kind.connect(config, directory.identity(), shown.message) as sites:
+            prepared = prepare(config, sites.dataset, is_local=False)
+            return _run_in(directory, prepared, shown, heart, resume, tracking, sites)
 
 
 def _run_in(
     directory: RunDirectory,
     prepared: Prepared,
     shown: Progress,
+    heart: Heartbeat,
     resume: bool,
     tracking: Tracking,
     sites: Connection,
@@ -119,8 +103,7 @@ def _run_in(
     with directory.failure_marked():
         fed = open_federation(prepared, directory.sites, debug=debug, sites=sites)
         try:
-            with shown:
-                return _Execution(prepared, directory, fed, shown, tracking).go()
+            return _Execution(prepared, directory, fed, shown, heart, tracking).go()
         except OSError as error:
             if error.errno not in _DISK_ERRORS:
                 raise
@@ -131,9 +114,16 @@ def _run_in(
 
 class _Execution:
     def __init__(
-        self, prepared: Prepared, directory: RunDirectory, fed: Federation, progress: Progress, tracking: Tracking
+        self,
+        prepared: Prepared,
+        directory: RunDirectory,
+        fed: Federation,
+        progress: Progress,
+        heart: Heartbeat,
+        tracking: Tracking,
     ) -> None:
-        self.tracking = tracking
+        self.tracking, self.heart = tracking, heart
+        fed.watch = heart
         self.config, self.plan, self.roles = prepared.config, prepared.plan, prepared.roles
         self.prepared, self.directory, self.fed, self.progress = prepared, directory, fed, progress
         implementation = find_method(prepared.plan.method)
@@ -162,7 +152,6 @@ class _Execution:
         self._restore_counts(memory)
         rounds = self.plan.training.rounds
         self.progress.begin(rounds, memory.round, self._title())
-        self.fed.listen = self.progress.site
         kept = self.directory.metrics_from(memory.round, memory.metrics_size, memory.metrics_sha256)
         with kept as metrics, self._tracked():
             for round in range(memory.round + 1, rounds + 1):
@@ -201,12 +190,12 @@ class _Execution:
                 self.progress.message(f"{site}: its training labels are not used, only its inputs are")
         for site in self.roles.tested:
             if site in described and site not in self.tested:
-                self.progress.message(f"{site} {_unscored('test', described[site].sizes)}")
+                self.progress.message(f"{site} {unscored('test', described[site].sizes)}")
             elif site in described:
-                self.progress.message(_scored_on(site, described[site].sizes))
+                self.progress.message(scored_on(site, described[site].sizes))
         for site in self.roles.validation:
             if site in described and site not in self.validated and described[site].sizes["val"]:
-                self.progress.message(f"{site} {_unscored('val', described[site].sizes)}")
+                self.progress.message(f"{site} {unscored('val', described[site].sizes)}")
         for attack in self.config.attack:
             self.progress.message(f"attack: {attack}")
         return memory
@@ -217,6 +206,7 @@ class _Execution:
 
     def _round(self, memory: Memory, round: int, metrics: MetricsLog) -> Memory:
         started = time.perf_counter()
+        self.heart.begin_round(round, self.plan.training.rounds, self._expected_batches())
         self.fed.begin(round)
         before = dict(self.fed.counters)
         state = self.method.round(memory.state, self.fed)
@@ -242,8 +232,21 @@ class _Execution:
         for name, count in self.fed.counters.items():
             if count > before.get(name, 0):
                 self.progress.message(f"round {round}: {name} x{count - before.get(name, 0)}")
-        self.progress.round(round, memory.history[-1].val if memory.history else {}, self._shown_test(memory))
+        self.heart.end_round()
+        scores = memory.history[-1] if memory.history and memory.history[-1].round == round else Scores(round, {}, {})
+        self.progress.round(round, scores.val, scores.test)
         return memory
+
+    def _expected_batches(self) -> int:
+        """A guess: everyone passes through their data as configured, and is then scored."""
+        training, sizes = self.plan.training, self.fed.sizes
+        learning = sum(
+            math.ceil(sizes[person.name]["train"] * training.local_epochs / training.batch_size)
+            for person in self.roles.everyone
+            if person.name in sizes and person.role != "held-out"
+        )
+        parts = [(site, "val") for site in self.validated] + [(site, "test") for site in self.tested]
+        return learning + sum(math.ceil(sizes[site][split] / SCORED_AT_ONCE) for site, split in parts if site in sizes)
 
     def _score(self, memory: Memory) -> list[dict[str, Any]]:
         """Scores the round's models, keeps those of the best validated round, and gives rows for the metrics."""
@@ -286,7 +289,7 @@ class _Execution:
             models = self._as_used(self.method.models(memory.state))
             self.fed.learning = memory.learning = learning
         digest = save_model(self.directory.model, self._saved(models))
-        results = self._results(memory, digest, described)
+        results = make_results(self.prepared, memory, digest, self.tested, described, self.progress.message)
         results["warnings"] = find_warnings(
             results, memory.history, mean_losses(read_metrics(self.directory.metrics)[0])
         )
@@ -304,54 +307,6 @@ class _Execution:
 
     def _saved(self, models: Mapping[str, Weights]) -> SavedModel:
         return SavedModel(ModelHeader.of(self.plan, self.prepared.dataset.mask_ids), models)
-
-    def _results(self, memory: Memory, digest: str, described: Mapping[str, Described]) -> dict[str, Any]:
-        history = memory.history
-        per_target = {site: found for site in self.tested if (found := _under_rules(history, site))}
-        for site in self.tested:
-            if site not in per_target:
-                self.progress.message(f"{site} did not answer when the last or the chosen round was scored: no score")
-        rules = ("last", "source_val", "oracle")
-        headline_scores = (
-            {rule: _mean(row[rule] for row in per_target.values()) for rule in rules} if per_target else {}
-        )
-        total = memory.seconds
-        results = {
-            "method": self.config.method,
-            "setting": self.plan.setting,
-            "task": self.plan.model.task,
-            "dataset": self.prepared.dataset.name,
-            "sources": list(self.roles.source_domains),
-            "target": self.config.target,
-            "home": self.config.home,
-            "seed": self.config.seed,
-            "rounds": self.plan.training.rounds,
-            "arch": self.plan.model.arch,
-            "classes": list(self.plan.model.classes),
-            "accuracy" if self.plan.model.task == "classification" else "miou": headline_scores,
-            "per_target": per_target,
-            "attack": list(self.config.attack),
-            "source_val": history[-1].val,
-            "chosen_round": chosen_round(history).round,
-            "confusion": {site: matrix.tolist() for site, matrix in memory.confusions.items()},
-            "val_confusion": {site: matrix.tolist() for site, matrix in memory.validation.items()},
-            "samples": {site: dict(d.sizes) for site, d in described.items()},
-            "bytes": {
-                "up": memory.learning.up,
-                "down": memory.learning.down,
-                "scoring_up": memory.scoring.up,
-                "scoring_down": memory.scoring.down,
-            },
-            "flops_client": None,  # counted on request: `fedshift cost`, `fedshift bench`
-            "seconds": {
-                "total": round_to(total),
-                "sites": round_to(memory.learning.site_seconds + memory.scoring.site_seconds),
-                "coordinator": round_to(max(0.0, total - memory.learning.waited - memory.scoring.waited)),
-            },
-            "counters": memory.counters,
-            "model_sha256": digest,
-        }
-        return results | {"intervals": intervals(results)}
 
     def _recall(self) -> Memory | None:
         tree, problems = self.directory.load_checkpoint()
@@ -385,41 +340,6 @@ class _Execution:
         self.fed.counters = Counter(memory.counters)
         self.fed.learning, self.fed.scoring = memory.learning, memory.scoring
 
-    def _shown_test(self, memory: Memory) -> dict[str, float]:
-        return memory.history[-1].test if memory.history else {}
-
     def _title(self) -> str:
         where = f"home {self.config.home}" if self.config.home else f"target {self.config.target or 'none'}"
         return f"{self.config.method} ({self.plan.setting}) on {self.prepared.dataset.name}, {where}"
-
-
-def _under_rules(history: list[Scores], site: str) -> dict[str, float]:
-    """A target's scores under the rules that choose a round; none where it gave no usable answer in one that counts."""
-    last, chosen = history[-1].test, chosen_round(history).test
-    if site not in last or site not in chosen:
-        return {}
-    oracle = max(scores.test[site] for scores in history if site in scores.test)
-    return {"last": last[site], "source_val": chosen[site], "oracle": oracle}
-
-
-def _unscored(split: str, sizes: Mapping[str, int]) -> str:
-    """Why a site is not scored. It does not tell how many of its samples have labels."""
-    few = f", or fewer labelled ones than its policy asks for ({sizes[split]} samples in all)" * bool(sizes[split])
-    return f"has no labels in a {split} split{few}: it is not scored"
-
-
-def _scored_on(site: str, sizes: Mapping[str, int]) -> str:
-    """How many samples a score comes from. A site that has nothing else was not given a test split."""
-    count = sizes["test"]
-    if not sizes["train"] and not sizes["val"]:
-        return f"{site} is scored on all its {count:,} labelled samples (its data has no test split of its own)"
-    return f"{site} is scored on {count:,} test samples{' only' if count < FEW else ''}"
-
-
-def round_to(value: float, digits: int = 6) -> float | None:
-    return round(value, digits) if math.isfinite(value) else None
-
-
-def _mean(values: Any) -> float:
-    numbers = list(values)
-    return sum(numbers) / len(numbers) if numbers else math.nan

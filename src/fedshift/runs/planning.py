@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedshift._version import __version__
+from fedshift.data import Progress as Reading
 from fedshift.data import open_dataset
 from fedshift.data.attacks import FORGED, parse_attack
 from fedshift.data.domain import VOID, Dataset, DataSource
@@ -70,8 +71,11 @@ class Prepared:
         return self.dataset if self.is_local else open_dataset(source)
 
 
-def prepare(config: RunConfig, dataset: Dataset | None = None, *, is_local: bool = True) -> Prepared:
-    """Opens the data, unless it is given, chooses what was left open, and checks that the pieces fit."""
+def prepare(
+    config: RunConfig, dataset: Dataset | None = None, *, is_local: bool = True, reading: Reading | None = None
+) -> Prepared:
+    """Opens the data, unless it is given, chooses what was left open, and checks that the pieces fit. `reading` hears
+    of files that are read."""
     if dataset is None:
         if config.dataset is not None and config.dataset.startswith(IN_MEMORY):
             raise InputError(
@@ -80,7 +84,7 @@ def prepare(config: RunConfig, dataset: Dataset | None = None, *, is_local: bool
             )
         if config.dataset is None and config.data_dir is None:
             raise InputError("data-missing", "say what to train on: --dataset NAME or --data-dir DIR")
-        dataset = open_dataset(data_source(config))
+        dataset = open_dataset(data_source(config), reading)
     # Read once, by whoever asks first: looking the data over and all sites on this machine share it.
     dataset = opened_once(dataset)
     roles = assign_roles(config, dataset)

@@ -1,15 +1,41 @@
-"""What a run shows while it goes: a live bar on a terminal, plain lines anywhere else."""
+"""What a run shows while it goes: a live bar on a terminal, a changing line in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.console import Console, Group
+from rich.live import Live as Display
+from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
+from rich.text import Text
+
+QUIET_SECONDS = 8.0
+"""Where lines are shown, one comes after this much silence."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """How far a run is. `round` is the one under way, 0 before the first; `share` is how much of it is done, as far as
+    that is known. `doing` says in words what is going on. `left` is the estimated time to the end of the run."""
+
+    round: int
+    rounds: int
+    doing: str
+    seconds: float
+    share: float | None = None
+    left: float | None = None
+
+    @property
+    def text(self) -> str:
+        place = f"round {self.round}/{self.rounds}: " if self.round else ""
+        share = f", {100 * self.share:.0f} % of the round" if self.share is not None else ""
+        left = f", about {clock(self.left)} left" if self.left is not None else ""
+        return f"{place}{self.doing}{share}, {clock(self.seconds)}{left}"
 
 
 class Progress(Protocol):
@@ -21,10 +47,11 @@ class Progress(Protocol):
 
     def message(self, text: str) -> None: ...
 
-    def site(self, step: str, site: str) -> None:
-        """A site has answered."""
+    def moment(self, moment: Moment) -> None:
+        """About once a second, from another thread."""
 
-    def round(self, round: int, val: Mapping[str, float], test: Mapping[str, float]) -> None: ...
+    def round(self, round: int, val: Mapping[str, float], test: Mapping[str, float]) -> None:
+        """A round is done. There are no scores if it was not scored."""
 
     def finish(self, results: Mapping[str, Any]) -> None: ...
 
@@ -32,7 +59,7 @@ class Progress(Protocol):
 class Silent:
     """Shows nothing: the default of the Python interface."""
 
-    def __enter__(self) -> Silent:
+    def __enter__(self) -> Any:
         return self
 
     def __exit__(self, *details: Any) -> None:
@@ -44,7 +71,7 @@ class Silent:
     def message(self, text: str) -> None:
         return None
 
-    def site(self, step: str, site: str) -> None:
+    def moment(self, moment: Moment) -> None:
         return None
 
     def round(self, round: int, val: Mapping[str, float], test: Mapping[str, float]) -> None:
@@ -54,69 +81,87 @@ class Silent:
         return None
 
 
-class Lines:
-    """One line per round, for logs and pipes."""
+class Lines(Silent):
+    """A line per round, and one where nothing was shown for a while: for logs and pipes."""
 
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(self, *details: Any) -> None:
-        return None
+    def __init__(self) -> None:
+        self._soon()
 
     def begin(self, rounds: int, done: int, title: str) -> None:
         self._rounds, self._first, self._started = rounds, done, time.monotonic()
         self.message(title + (f", resuming after round {done}" if done else ""))
+        self._soon()
+
+    def _soon(self) -> None:
+        """The first line comes after two seconds."""
+        self._shown = time.monotonic() - QUIET_SECONDS + 2
 
     def message(self, text: str) -> None:
+        self._shown = time.monotonic()
         print(text, file=sys.stderr, flush=True)
 
-    def site(self, step: str, site: str) -> None:
-        return None
+    def moment(self, moment: Moment) -> None:
+        if time.monotonic() - self._shown >= QUIET_SECONDS:
+            self.message(f"  {moment.text}")
 
     def round(self, round: int, val: Mapping[str, float], test: Mapping[str, float]) -> None:
         spent = time.monotonic() - self._started
         left = spent / max(round - self._first, 1) * (self._rounds - round)
         self.message(f"round {round}/{self._rounds}  {summary(val, test)}  {spent:.0f} s, {left:.0f} s left")
 
-    def finish(self, results: Mapping[str, Any]) -> None:
-        return None
+
+class Notebook(Lines):
+    """One line below the cell that changes until a round is done. Notebooks understand a carriage return."""
+
+    _width = 0
+
+    def message(self, text: str) -> None:
+        print(f"\r{text:<{self._width}}", flush=True)
+        self._width = 0
+
+    def moment(self, moment: Moment) -> None:
+        print(f"\r{moment.text:<{self._width}}", end="", flush=True)
+        self._width = len(moment.text)
 
 
-class Live:
-    """A bar with rounds, the site that answered last, scores and the time left."""
+class Live(Silent):
+    """Two lines: a bar with the rounds, the time left and the last scores; below it what is going on."""
 
     def __init__(self, console: Console) -> None:
-        self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[scores]}"),
-            TimeRemainingColumn(),
-            TextColumn("[dim]{task.fields[site]}"),
-            console=console,
-        )
+        columns = (BarColumn(bar_width=24), *map(TextColumn, ("{task.description}", "[dim]{task.fields[scores]}")))
+        self._bar = Bar(*columns, console=console)
+        self._task = self._bar.add_task("starting", total=None, scores="")
+        self._doing = Text("")
+        self._live = Display(console=console, get_renderable=lambda: Group(self._bar.get_renderable(), self._doing))
 
     def __enter__(self) -> Live:
-        self._bar.start()
+        self._live.start()
         return self
 
     def __exit__(self, *details: Any) -> None:
-        self._bar.stop()
+        self._doing = Text("")
+        self._live.stop()
 
     def begin(self, rounds: int, done: int, title: str) -> None:
-        self._task = self._bar.add_task(title, total=rounds, completed=done, scores="", site="")
+        self.message(title + (f", resuming after round {done}" if done else ""))
+        self._rounds = rounds
+        self._bar.update(self._task, total=rounds, completed=done, description=f"{done} of {rounds} rounds")
 
     def message(self, text: str) -> None:
-        self._bar.console.print(text, markup=False, highlight=False)
+        self._live.console.print(text, markup=False, highlight=False)
 
-    def site(self, step: str, site: str) -> None:
-        self._bar.update(self._task, site=f"{step.rsplit('.', 1)[-1]} {site}")
+    def moment(self, moment: Moment) -> None:
+        self._doing = Text(moment.doing, style="dim", overflow="ellipsis", no_wrap=True)
+        if moment.round:
+            left = f"about {clock(moment.left)} left" if moment.left is not None else clock(moment.seconds)
+            self._bar.update(self._task, description=f"round {moment.round} of {moment.rounds}, {left}")
+            if moment.share is not None:
+                self._bar.update(self._task, completed=moment.round - 1 + moment.share)
 
     def round(self, round: int, val: Mapping[str, float], test: Mapping[str, float]) -> None:
-        self._bar.update(self._task, completed=round, scores=summary(val, test))
-
-    def finish(self, results: Mapping[str, Any]) -> None:
-        self._bar.update(self._task, site="")
+        self._bar.update(self._task, completed=round, description=f"{round} of {self._rounds} rounds")
+        if val or test:
+            self._bar.update(self._task, scores=f"round {round}: {summary(val, test)}")
 
 
 def summary(val: Mapping[str, float], test: Mapping[str, float]) -> str:
@@ -126,10 +171,31 @@ def summary(val: Mapping[str, float], test: Mapping[str, float]) -> str:
         parts.append(f"mean of {len(test)} targets {100 * sum(test.values()) / len(test):.1f} %")
     else:
         parts += [f"{site} {100 * value:.1f} %" for site, value in test.items()]
-    return "  ".join(parts)
+    return "  ".join(parts) or "not scored"
+
+
+def clock(seconds: float) -> str:
+    """`45 s`, `3 min 20 s`, `2 h 05 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 def for_terminal() -> Progress:
     """Live on a terminal, lines elsewhere."""
     console = Console(stderr=True)
     return Live(console) if console.is_terminal else Lines()
+
+
+def for_python() -> Progress:
+    """What `fit(progress=True)` shows."""
+    return Notebook() if _is_in_notebook() else for_terminal()
+
+
+def _is_in_notebook() -> bool:
+    interactive = sys.modules.get("IPython")
+    shell = interactive.get_ipython() if interactive else None
+    return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"

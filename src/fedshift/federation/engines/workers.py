@@ -23,6 +23,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
+from fedshift.beats import count_in, next_place
+
 if TYPE_CHECKING:
     from fedshift.federation.step import Request
 
@@ -88,7 +90,7 @@ class ForkedWorker(Worker):
     def __init__(self, answer: Callable[[Request], bytes]) -> None:
         child_reads, requests = os.pipe()
         replies, child_writes = os.pipe()
-        parent = os.getpid()
+        parent, place = os.getpid(), next_place()
         with warnings.catch_warnings():
             # Python 3.12 warns when other threads exist. The child uses none of their locks: it computes and writes.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -96,6 +98,7 @@ class ForkedWorker(Worker):
         if pid == 0:
             os.close(requests)
             os.close(replies)
+            count_in(place)
             _serve_and_exit(answer, child_reads, child_writes, parent)
         os.close(child_reads)
         os.close(child_writes)
