@@ -43,13 +43,15 @@ def short(method: str, data: Path, **changes: Any) -> Any:
 
 
 def writes(event: str, arguments: tuple[Any, ...], folder: str) -> bool:
-    """Whether an audit event is about to change something below `folder`."""
+    """Whether an audit event is about to change something below `folder`, other than the file for those who watch,
+    which comes by the clock."""
     if event == "open":
         path, mode, flags = arguments
         is_writing = any(letter in mode for letter in "wxa+") if isinstance(mode, str) else bool(flags & _WRITING)
     else:
         path, is_writing = arguments[0] if arguments else None, event in ("os.rename", "os.remove")
-    return is_writing and isinstance(path, str | os.PathLike) and os.fspath(path).startswith(folder)
+    is_below = isinstance(path, str | os.PathLike) and os.fspath(path).startswith(folder)
+    return is_writing and is_below and not Path(os.fspath(path)).name.startswith(".progress")
 
 
 class Fault:

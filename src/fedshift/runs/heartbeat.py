@@ -40,6 +40,7 @@ class Heartbeat(Watch):
 
     def __init__(self, shown: Progress, file: Path) -> None:
         self._shown, self._file = shown, file
+        self._fresh = file.with_name(f"{file.name}.new")
         self._doing = "reading the data"
         self._round, self._rounds = 0, 0
         self._waiting: dict[str, None] = {}
@@ -58,7 +59,9 @@ class Heartbeat(Watch):
     def __exit__(self, *details: Any) -> None:
         self._stop.set()
         self._thread.join()
-        self._file.unlink(missing_ok=True)
+        for file in (self._file, self._fresh):
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
 
     def reading(self, name: str, done: int, total: int) -> None:
         """Samples of a domain were read from files."""
@@ -125,9 +128,8 @@ class Heartbeat(Watch):
         """Not flushed to the disk: it is old after a second."""
         if not self._file.parent.is_dir():
             return
-        fresh = self._file.with_name(f"{self._file.name}.new")
-        fresh.write_text(json.dumps(asdict(moment)))
-        fresh.replace(self._file)
+        self._fresh.write_text(json.dumps(asdict(moment)))
+        self._fresh.replace(self._file)
 
 
 def read_moment(file: Path) -> Moment | None:
