@@ -23,7 +23,7 @@ $(BASE): pyproject.toml constraints.txt
 
 $(FULL): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) -e ".[pretrained,tensorboard,mlflow,nvflare,dicom,docs,dev]"
+	$(INSTALL) -e ".[pretrained,tensorboard,mlflow,nvflare,dicom,export,docs,dev]"
 	touch $(BASE) $@
 
 setup: $(FULL) ## install everything into .venv

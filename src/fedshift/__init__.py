@@ -8,10 +8,11 @@ from fedshift._version import __version__
 
 if TYPE_CHECKING:
     from fedshift.bench.api import benchmark
+    from fedshift.handover.export import export_model
     from fedshift.registry import allow_import
     from fedshift.runs.api import Run, fit
 
-__all__ = ["Run", "__version__", "allow_import", "benchmark", "fit"]
+__all__ = ["Run", "__version__", "allow_import", "benchmark", "export_model", "fit"]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,6 +25,10 @@ def __getattr__(name: str) -> Any:
         from fedshift.bench.api import benchmark
 
         return benchmark
+    if name == "export_model":
+        from fedshift.handover.export import export_model
+
+        return export_model
     if name == "allow_import":
         from fedshift.registry import allow_import
 

@@ -27,6 +27,8 @@ CATALOGUE: dict[str, str] = {
     "run-corrupt": "A file of the run (its checkpoints, model or results) cannot be read.",
     "model-diverged": "Training ended in a model whose weights are no finite numbers.",
     "disk": "A file of the run could not be written: the disk is full or not writable.",
+    "extra-missing": "A command needs packages that are not installed.",
+    "export-failed": "A model cannot be written in a format, or the written model predicts something else.",
     "method-needs": "The method cannot run on this data or with this architecture.",
     "open-files": "No more files can be opened: the limit of the process or of the system is reached.",
     "tracker": "A tracker's package is not installed, or what it writes to cannot be written.",

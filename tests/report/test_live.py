@@ -313,14 +313,14 @@ def test_hundreds_of_connections_that_never_finish_asking_keep_nobody_out(server
         for connection in slow[-10:]:
             connection.sendall(b" 1")
         assert all(get(server, "/")[0] == 200 for _ in range(5))
-        assert threading.active_count() - before <= live._MAX_CONNECTIONS + 10
+        assert threading.active_count() - before <= server.max_connections + 10
     finally:
         for connection in slow:
             connection.close()
 
 
 def test_a_connection_that_never_finishes_asking_is_ended(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "_ASK_SECONDS", 0.2)
+    monkeypatch.setattr(server, "ask_seconds", 0.2)
     with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=10) as drip:
         drip.sendall(b"GET / HT")
         threading.Event().wait(0.3)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from fedshift.cli import deploy
+from fedshift.cli import deploy, handover
 from fedshift.cli.audit import audit_app
 from fedshift.cli.early import refuse_early
 from fedshift.errors import SITE_FAILED, STOPPED, InputError
@@ -16,7 +16,7 @@ from fedshift.errors import SITE_FAILED, STOPPED, InputError
 PANELS = {
     "Data": ("list", "check-data"),
     "Train": ("train", "ui", "demo", "doctor"),
-    "Use": ("predict", "weights"),
+    "Use": ("predict", "export", "weights"),
     "Compare": ("report", "bench"),
     "Trust": ("privacy", "audit", "cost"),
     "Real machines": ("deploy", "site", "coordinator", "status", "stop"),
@@ -55,6 +55,7 @@ app.add_typer(deploy.site_app, name="site")
 app.add_typer(deploy.coordinator_app, name="coordinator")
 app.command()(deploy.status)
 app.command()(deploy.stop)
+app.command()(handover.export)
 
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")]
 

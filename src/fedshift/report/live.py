@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import socket
 import statistics
 import threading
 import time
@@ -19,14 +18,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
 from fedshift._version import __version__
 from fedshift.errors import FedshiftError, InputError
+from fedshift.localserver import LocalHandler, LocalServer
 from fedshift.report.charts import PERCENT, sparkline
 from fedshift.report.page import render, templates
 from fedshift.report.run_page import per_round, run_page
@@ -36,7 +35,6 @@ from fedshift.runs.heartbeat import read_moment
 from fedshift.runs.progress import Moment
 from fedshift.runs.record import Points, RunRecord, read_record
 
-HOST = "127.0.0.1"
 PORT = 8642
 """The port that is tried first if none is asked for. If it is in use, a free one is taken."""
 LOOK_SECONDS = 1.0
@@ -52,17 +50,11 @@ _REST_SECONDS = 0.5
 _ALIVE_SECONDS = 15.0
 """After this much silence a comment is sent, so that a closed connection is noticed."""
 _MAX_STREAMS = 24
-_MAX_CONNECTIONS = 64
-"""When that many are open, the one that has been asking for the longest makes room for a new one."""
-_ASK_SECONDS = 10.0
-_ANSWER_SECONDS = 60.0
-"""How long a browser may take to ask, and to receive a page."""
 _ADDRESS = re.compile(r"/(?:(run|events|report)/([0-9a-f]{16})|(events|live\.js|live\.css)?)")
 _PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
 _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-_ALWAYS = "; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 Status = Literal["running", "finished", "stopped", "failed", "damaged"]
 Signature = tuple[tuple[int, int, int], ...]
 
@@ -251,61 +243,14 @@ def event(text: str) -> bytes:
     return f"id: {fingerprint(text)}\nevent: part\n{lines}\n".encode("utf-8", "replace")
 
 
-class LiveServer(ThreadingHTTPServer):
-    """Listens on this machine only. Setting `stopping` ends all streams. Each connection has a thread, and there are at
-    most `_MAX_CONNECTIONS`: those that do not finish asking lose their place to others."""
-
-    daemon_threads = True
-    allow_reuse_address = True
-    request_queue_size = 128
+class LiveServer(LocalServer):
+    """Listens on this machine only. Setting `stopping` ends all streams."""
 
     def __init__(self, root: Path, port: int) -> None:
-        super().__init__((HOST, port), _Handler)
+        super().__init__(_Handler, port)
         self.pages = Pages(Watcher(root))
         self.stopping = threading.Event()
         self.streams = threading.BoundedSemaphore(_MAX_STREAMS)
-        self._connections = threading.Lock()
-        self._asking: dict[socket.socket, float] = {}
-        self._answering: set[socket.socket] = set()
-
-    @property
-    def address(self) -> str:
-        return f"http://{HOST}:{self.server_address[1]}/"
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Gives a connection its thread, if there is room or somebody has been asking for longer."""
-        with self._connections:
-            now = time.monotonic()
-            late = [asking for asking, since in self._asking.items() if now - since > _ASK_SECONDS]
-            if self._is_full() and not late:
-                late = list(self._asking)[:1]
-            for asking in late:
-                del self._asking[asking]
-                _hang_up(asking)
-            if has_room := not self._is_full():
-                self._asking[request] = now
-        if has_room:
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def has_asked(self, connection: socket.socket) -> None:
-        """From now on the connection cannot lose its place."""
-        with self._connections:
-            if self._asking.pop(connection, None) is not None:
-                self._answering.add(connection)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._connections:
-            self._asking.pop(request, None)
-            self._answering.discard(request)
-        super().shutdown_request(request)
-
-    def _is_full(self) -> bool:
-        return len(self._asking) + len(self._answering) >= _MAX_CONNECTIONS
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A closed browser is not an error."""
 
 
 def open_server(root: Path, port: int | None = None) -> LiveServer:
@@ -318,51 +263,36 @@ def open_server(root: Path, port: int | None = None) -> LiveServer:
     raise InputError("config-value", f"port {port} is in use or not allowed: choose another --port, or leave it out")
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(LocalHandler):
     server: LiveServer
-    server_version, sys_version = "fedshift", ""
-    timeout = _ASK_SECONDS
 
-    def do_GET(self) -> None:
-        with suppress(ConnectionError, TimeoutError):
-            self._answer()
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def _answer(self) -> None:
-        self.server.has_asked(self.connection)
-        self.connection.settimeout(_ANSWER_SECONDS)
-        port = self.server.server_address[1]
-        # Another site may point its host name at 127.0.0.1. That name is then in this header.
-        if self.headers.get("Host", "") not in (f"{HOST}:{port}", f"localhost:{port}"):
-            return self._refuse(HTTPStatus.FORBIDDEN, "This page is for this machine only.")
+    def answer(self) -> None:
         url = urlsplit(self.path)
         match = _ADDRESS.fullmatch(url.path)
         if match is None:
-            return self._refuse(HTTPStatus.NOT_FOUND, "There is nothing here.")
+            return self.refuse(HTTPStatus.NOT_FOUND, "There is nothing here.")
         kind, key, plain = match.groups()
         pages = self.server.pages
         if kind is None:
             return self._plain(plain or "", url.query)
         run = pages.watcher.find(key)
         if run is None or (kind == "report" and run.record is None):
-            return self._refuse(HTTPStatus.NOT_FOUND, "This run does not exist, or not any more.")
+            return self.refuse(HTTPStatus.NOT_FOUND, "This run does not exist, or not any more.")
         if kind == "events":
             return self._stream(lambda: self._part_of(key), url.query)
         if kind == "report":
-            return self._send(pages.report(run), "text/html", _REPORT_POLICY)
-        return self._send(pages.shell(run.name, f"/events/{key}", pages.run(run)), "text/html", _PAGE_POLICY)
+            return self.send(pages.report(run), "text/html", _REPORT_POLICY)
+        return self.send(pages.shell(run.name, f"/events/{key}", pages.run(run)), "text/html", _PAGE_POLICY)
 
     def _plain(self, name: str, query: str) -> None:
         pages = self.server.pages
         if name == "events":
             return self._stream(pages.overview, query)
         if name == "live.js":
-            return self._send(_static("static/live.js"), "text/javascript")
+            return self.send(_static("static/live.js"), "text/javascript")
         if name == "live.css":
-            return self._send(_static("templates/style.css") + _static("static/live.css"), "text/css")
-        return self._send(pages.shell("Runs", "/events", pages.overview()), "text/html", _PAGE_POLICY)
+            return self.send(_static("templates/style.css") + _static("static/live.css"), "text/css")
+        return self.send(pages.shell("Runs", "/events", pages.overview()), "text/html", _PAGE_POLICY)
 
     def _part_of(self, key: str) -> str:
         run = self.server.pages.watcher.find(key)
@@ -371,9 +301,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _stream(self, draw: Callable[[], str], query: str) -> None:
         """Sends what `draw` returns whenever it changes, at first only if the browser has not seen it."""
         if not self.server.streams.acquire(blocking=False):
-            return self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "Too many pages are open: close one.")
+            return self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, "Too many pages are open: close one.")
         try:
-            self._head(HTTPStatus.OK, "text/event-stream")
+            self.send_head(HTTPStatus.OK, "text/event-stream")
             if self.command == "HEAD":
                 return None
             seen = self.headers.get("Last-Event-ID") or parse_qs(query).get("seen", [""])[0]
@@ -393,40 +323,6 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             self.server.streams.release()
         return None
-
-    def _send(self, text: str, kind: str, policy: str = "default-src 'none'") -> None:
-        content = text.encode("utf-8", "replace")
-        self._head(HTTPStatus.OK, kind, policy, len(content))
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    def _refuse(self, status: HTTPStatus, text: str) -> None:
-        content = f"{text}\n".encode()
-        self._head(status, "text/plain", length=len(content))
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    def _head(
-        self, status: HTTPStatus, kind: str, policy: str = "default-src 'none'", length: int | None = None
-    ) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        if length is not None:
-            self.send_header("Content-Length", str(length))
-        self.send_header("Content-Security-Policy", policy + _ALWAYS)
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not logged to the terminal."""
-
-
-def _hang_up(connection: socket.socket) -> None:
-    """Its thread sees the end of the connection, and ends too."""
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _static(name: str) -> str:
