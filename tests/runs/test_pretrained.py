@@ -77,8 +77,9 @@ def test_dualadapt_does_not_freeze_the_statistics_that_it_works_with(keys: dict[
     assert prepare(make_config({"method": "dualadapt", **keys, **roles})).config.norm == "average"
 
 
-def test_csac_has_a_weaker_alignment_from_given_weights(keys: dict[str, Any]) -> None:
-    assert prepare(make_config({"method": "csac", **keys})).config.hyper["lambda_"] == 0.1
+def test_csac_has_a_weaker_alignment_and_short_rounds_from_given_weights(keys: dict[str, Any]) -> None:
+    chosen = prepare(make_config({"method": "csac", **keys})).config.hyper
+    assert (chosen["lambda_"], chosen["acquisition_epochs"], chosen["calibration_epochs"]) == (0.1, 2.0, 1.0)
     assert prepare(make_config({"method": "csac", **keys, "csac": {"lambda": 0.6}})).config.hyper["lambda_"] == 0.6
     assert prepare(make_config({"method": "csac", **keys, "weights": None})).config.hyper["lambda_"] == 0.6
 

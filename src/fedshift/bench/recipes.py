@@ -185,7 +185,10 @@ _CSAC: Settings = {
 COPA_PACS = Recipe(
     "pacs",
     {**RESNET_18, **_COPA, **STANDARD, "lr": 0.002, "rounds": 40},
-    {"copa": {"copa": {**_HYBRID, "norm_where": "all"}}, "csac": {**_CSAC, "csac": {"lambda": 0.6}}},
+    {
+        "copa": {"copa": {**_HYBRID, "norm_where": "all"}},
+        "csac": {**_CSAC, "csac": {"lambda": 0.6, "acquisition_epochs": 30.0, "calibration_epochs": 10.0}},
+    },
 )
 COPA_OFFICE_HOME = replace(COPA_PACS, dataset="office-home", domains=()).but(
     {"copa": {"copa": {**_HYBRID, "norm_where": "first-block"}}}
