@@ -86,6 +86,7 @@ class LocalHandler(BaseHTTPRequestHandler):
     server: LocalServer
     server_version, sys_version = "fedshift", ""
     timeout = LocalServer.ask_seconds
+    takes_posts = False
 
     def answer(self) -> None:
         raise NotImplementedError
@@ -101,6 +102,12 @@ class LocalHandler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         self.do_GET()
+
+    def do_POST(self) -> None:
+        if self.takes_posts:
+            self.do_GET()
+        else:
+            self.send_error(HTTPStatus.NOT_IMPLEMENTED)
 
     def _is_for_this_server(self) -> bool:
         """Another site may point its host name at 127.0.0.1. That name is then in this header."""

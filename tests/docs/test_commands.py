@@ -28,7 +28,7 @@ from fedshift.bench.papers import SUITES, robust
 from fedshift.bench.run import Processes
 from fedshift.deploy.project import read_project
 from fedshift.errors import FedshiftError
-from fedshift.report import live
+from fedshift.localserver import LocalServer
 from fedshift.runs.config import make_config
 
 CONSOLE = blocks("console")
@@ -132,7 +132,7 @@ def fedshift_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     def stop_at_once(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(live.LiveServer, "serve_forever", stop_at_once)
+    monkeypatch.setattr(LocalServer, "serve_forever", stop_at_once)
     monkeypatch.setattr(Processes, "train", train_in_this_process)
 
     def call(*words: str) -> str:

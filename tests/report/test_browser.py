@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,11 @@ import numpy as np
 import pytest
 from browser import Browser, find_browser
 from liveserver import serving
+from PIL import Image
 from runfiles import write_run
 
+from fedshift import fit
+from fedshift.handover.serve import open_model_server
 from fedshift.report import write_report
 from fedshift.report.live import LiveServer
 from fedshift.report.samples import DataView, DomainSamples, FeaturePoints, PredictedImage, encode
@@ -153,3 +157,33 @@ def test_a_run_that_begins_appears(browser: Browser, server: LiveServer, tmp_pat
     assert "round 3 of 20" in page.ask("document.body.textContent")
     assert page.complaints == []
     page.close()
+
+
+def test_a_served_model_answers_a_dropped_picture(browser: Browser, tiny_data: Path, tmp_path: Path) -> None:
+    run = fit("fedavg", data=tiny_data, target="dim", out=tmp_path / "run", rounds=1, batch_size=16, workers=0)
+    Image.fromarray(np.full((20, 30, 3), 130, np.uint8)).save(tmp_path / f"{UNICODE} <b>.png")
+    (tmp_path / "broken.png").write_bytes(b"<script>alert(1)</script>")
+    with open_model_server(run.path, port=0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        page = browser.open(server.page, 390)
+        page.wait_for("!document.getElementById('drop').hidden")
+        assert "3 classes" in page.ask("document.body.textContent") and page.ask(FITS)
+        page.choose("#file", tmp_path / f"{UNICODE} <b>.png")
+        page.wait_for("!document.getElementById('result').hidden")
+        assert page.ask("document.querySelectorAll('#bars li').length") == 3
+        assert page.ask("document.getElementById('shown').naturalWidth") == 30
+        assert "<b>.png" in page.ask("document.getElementById('file-name').textContent") and page.ask(FITS)
+        assert page.complaints == []
+        page.choose("#file", tmp_path / "broken.png")
+        page.wait_for("!document.getElementById('problem').hidden")
+        assert "cannot be read" in page.ask("document.getElementById('problem').textContent")
+        page.close()
+        page = browser.open(server.address)  # without the token
+        page.wait_for("!document.getElementById('ask').hidden")
+        page.ask(f"document.getElementById('token').value = {server.token!r}")
+        page.ask("document.querySelector('#ask button').click()")
+        page.wait_for("!document.getElementById('drop').hidden")
+        page.close()
+        server.shutdown()
+        thread.join(10)

@@ -20,7 +20,7 @@ import fedshift
 from fedshift.errors import InputError
 from fedshift.federation import codec
 from fedshift.runs.files.model import load_model
-from fedshift.runs.predict import _likeliest, predict_files
+from fedshift.runs.predict import likeliest, predict_files
 
 GREYS = (40, 130, 220)
 
@@ -145,9 +145,9 @@ def test_models_of_older_versions_give_class_numbers(found_ids: fedshift.Run, tm
 def test_class_by_class_gives_what_all_at_once_would() -> None:
     shares = torch.rand(5, 6, 9, generator=torch.Generator().manual_seed(0)).softmax(0)
     whole = F.interpolate(shares[None], (13, 31), mode="bilinear", align_corners=False)[0].argmax(0)
-    np.testing.assert_array_equal(_likeliest(shares, (13, 31)), whole.numpy())
-    np.testing.assert_array_equal(_likeliest(shares, (6, 9)), shares.argmax(0).numpy())
-    assert (_likeliest(torch.full((3, 2, 2), 1 / 3), (2, 2)) == 0).all()
+    np.testing.assert_array_equal(likeliest(shares, (13, 31)), whole.numpy())
+    np.testing.assert_array_equal(likeliest(shares, (6, 9)), shares.argmax(0).numpy())
+    assert (likeliest(torch.full((3, 2, 2), 1 / 3), (2, 2)) == 0).all()
 
 
 # --- Whose model ---------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from fedshift.errors import SITE_FAILED, STOPPED, InputError
 PANELS = {
     "Data": ("list", "check-data"),
     "Train": ("train", "ui", "demo", "doctor"),
-    "Use": ("predict", "export", "weights"),
+    "Use": ("predict", "export", "serve", "weights"),
     "Compare": ("report", "bench"),
     "Trust": ("privacy", "audit", "cost"),
     "Real machines": ("deploy", "site", "coordinator", "status", "stop"),
@@ -56,6 +56,7 @@ app.add_typer(deploy.coordinator_app, name="coordinator")
 app.command()(deploy.status)
 app.command()(deploy.stop)
 app.command()(handover.export)
+app.command()(handover.serve)
 
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")]
 

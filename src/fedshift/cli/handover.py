@@ -39,3 +39,35 @@ def export(
             f"wrote {made.path}: {made.whose}; largest difference of a probability to predict:"
             f" {made.largest_difference:.1e} (allowed {TOLERANCE:g}) on {made.samples} samples from {made.checked_on}"
         )
+
+
+def serve(
+    run: RunFolder,
+    port: Annotated[int | None, typer.Option(help="Default: 8643, or a free port if that is in use.")] = None,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on. Any but 127.0.0.1 can be reached from other machines.")
+    ] = "127.0.0.1",
+    site: Site = None,
+    select: Selected = "last",
+    max_megabytes: Annotated[int, typer.Option(help="Larger pictures are refused unread.", min=1, max=256)] = 20,
+) -> None:
+    """Answer predictions over HTTP, with a page to drop a picture on. Ctrl-C ends it."""
+    from fedshift.handover.serve import open_model_server
+    from fedshift.localserver import HOST
+
+    with open_model_server(run, site=site, select=select, port=port, host=host, max_megabytes=max_megabytes) as server:
+        if host != HOST:
+            typer.echo(
+                f"warning: {host} can be reached from other machines, and the connection is not encrypted: put a"
+                " server with TLS in front of it",
+                err=True,
+            )
+        typer.echo(f"{server.model.name}, by {server.model.whose}: open {server.page}")
+        typer.echo(
+            f'programs: curl -H "Authorization: Bearer {server.token}" --data-binary @PICTURE {server.address}predict'
+        )
+        typer.echo("Pictures are not kept, requests are not logged. Ctrl-C ends it.")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            typer.echo("ended")

@@ -67,11 +67,11 @@ def predict_files(
         )
     write_atomically(out, text.getvalue().encode())
     note = "" if saved.is_checked else "this model has no checksum, so damage to its file would not be noticed"
-    whose = _whose(finished, saved, site, chosen)
+    whose = whose_model(finished, saved, site, chosen)
     return PredictionCounts(len(rows) - 1 - len(unreadable), len(unreadable), whose, note)
 
 
-def _whose(run: Run, saved: SavedModel, site: str | None, chosen: str) -> str:
+def whose_model(run: Run, saved: SavedModel, site: str | None, chosen: str) -> str:
     if chosen != SHARED:
         return f"the model of {chosen}" + ("" if site in (None, chosen) else f" (this run has none of {site}'s own)")
     if site is None:
@@ -116,7 +116,7 @@ def _predict_masks(saved: SavedModel, net: nn.Module, folder: Path, masks: Path)
         if not batch.names:
             continue
         for name, size, shares in zip(batch.names, batch.sizes, _probabilities(net, batch.images), strict=True):
-            numbers = _likeliest(shares, size)
+            numbers = likeliest(shares, size)
             target = (masks / name).with_suffix(".png")
             if target in written:  # a.jpg and a.png
                 target = masks / f"{name}.png"
@@ -129,7 +129,7 @@ def _predict_masks(saved: SavedModel, net: nn.Module, folder: Path, masks: Path)
     return rows
 
 
-def _likeliest(probabilities: Tensor, size: Size) -> NDArray[np.uint8]:
+def likeliest(probabilities: Tensor, size: Size) -> NDArray[np.uint8]:
     """The class number of every pixel at another size, from `(classes, h, w)`. One class after the other: all at once
     would take gigabytes for a large photo."""
     best = torch.full(size, -1.0)
