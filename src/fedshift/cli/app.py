@@ -11,13 +11,14 @@ from typer.core import TyperGroup
 from fedshift.cli import deploy, handover
 from fedshift.cli.audit import audit_app
 from fedshift.cli.early import refuse_early
+from fedshift.cli.runs import runs_app
 from fedshift.errors import SITE_FAILED, STOPPED, InputError
 
 PANELS = {
     "Data": ("list", "check-data"),
     "Train": ("train", "ui", "demo", "doctor"),
     "Use": ("predict", "export", "serve", "weights"),
-    "Compare": ("report", "bench"),
+    "Compare": ("report", "runs", "bench"),
     "Trust": ("privacy", "audit", "cost"),
     "Real machines": ("deploy", "site", "coordinator", "status", "stop"),
 }
@@ -50,6 +51,7 @@ app = typer.Typer(
 weights_app = typer.Typer(help="Convert weights files.", no_args_is_help=True)
 app.add_typer(weights_app, name="weights")
 app.add_typer(audit_app, name="audit")
+app.add_typer(runs_app, name="runs")
 app.add_typer(deploy.deploy_app, name="deploy")
 app.add_typer(deploy.site_app, name="site")
 app.add_typer(deploy.coordinator_app, name="coordinator")
@@ -129,7 +131,10 @@ def train(
         str | None, typer.Option(help="See `fedshift list archs`; or your own: package.module:function.")
     ] = None,
     weights: Annotated[str | None, typer.Option(help="Initial weights: imagenet, or a .safetensors file.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of communication rounds.")] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="Number of rounds. With --resume it may be another than before."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of every random choice.")] = None,
     label_column: Annotated[str | None, typer.Option(help="For tables: the column with the class.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Images are resized to this side length, in pixels.")] = None,
@@ -145,7 +150,7 @@ def train(
     track: Annotated[
         list[str] | None, typer.Option(help="Also send the metrics to tensorboard or mlflow (extras of those names).")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run; --resume --out RUN is enough.")] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Use one process. A failing step shows its traceback, site and batch.")
     ] = False,
@@ -173,6 +178,9 @@ def train(
     for name in (method, arch):
         if name and ":" in name:
             _allow(name.partition(":")[0])
+    if resume and out and config is None and not (method or dataset or data_dir):
+        # All else is as the run has it: `--resume --out RUN`, perhaps with other --rounds.
+        config = out / "config.yaml" if (out / "config.yaml").is_file() else None
     refuse_early(flags, set_ or [], config)
 
     from fedshift.cli.show import show_results

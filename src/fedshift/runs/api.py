@@ -30,17 +30,26 @@ from fedshift.runs.files.model import SavedModel, load_model, probabilities
 from fedshift.runs.health import in_percent
 from fedshift.runs.planning import IN_MEMORY
 from fedshift.runs.progress import Progress, for_python
-from fedshift.runs.record import read_results
+from fedshift.runs.record import read_results, results_so_far
 
 Select = Literal["last", "source-val"]
 
 
 class Run:
-    """A finished run: its results, and its models ready to predict."""
+    """A finished run: its results, and its models ready to predict. `unfinished` allows one that still runs or was
+    stopped: then its model is the newest that was scored, and `so_far` says so in words."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, unfinished: bool = False) -> None:
         self.directory = RunDirectory(Path(path))
-        self.results: dict[str, Any] = read_results(self.directory.path)
+        self.so_far = ""
+        if unfinished and not self.directory.done.exists():
+            self.results: dict[str, Any] = results_so_far(self.directory.path)
+            self.so_far = (
+                f"this run is not finished: the model is of round {self.results['scored_round']} of"
+                f" {self.results['rounds']}"
+            )
+        else:
+            self.results = read_results(self.directory.path)
 
     @property
     def path(self) -> Path:

@@ -210,6 +210,25 @@ def differing_keys(old: Mapping[str, Any], config: RunConfig) -> list[str]:
     ]
 
 
+def as_recorded(config: RunConfig, path: Path) -> RunConfig:
+    """`config`, to go on with the run whose configuration is in `path`: what was left open is as it is there."""
+    recorded = read_config(path, "run-corrupt")
+    if config.norm == "auto" and config.freeze_norm is None:
+        config = config.model_copy(update={"norm": recorded_norm(recorded)})
+    if "aggregation" not in config.model_fields_set:
+        # Runs of earlier versions averaged without clipping unless told otherwise.
+        rule = recorded.get("aggregation", "mean")
+        if not isinstance(rule, str):
+            raise InputError("run-corrupt", f"{path}: aggregation is {rule!r}, not the name of a rule")
+        config = config.model_copy(update={"aggregation": rule})
+    if config.rounds is None:
+        rounds = recorded.get("rounds")
+        if type(rounds) is not int or rounds < 1:
+            raise InputError("run-corrupt", f"{path}: rounds is {rounds!r}, not a number of rounds")
+        config = config.model_copy(update={"rounds": rounds})
+    return config
+
+
 def recorded_norm(old: Mapping[str, Any]) -> Norm:
     """The key `norm` of a complete configuration, also of one from before there was such a key."""
     if "norm" in old:

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import secrets
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -83,7 +84,10 @@ class RunDirectory:
             self._write(self.config, config_yaml)
             return
         self.read(self.config)  # Of a finished run: as it was when it ended.
-        if different := differing_keys(read_config(self.config, "run-corrupt"), config):
+        different = differing_keys(read_config(self.config, "run-corrupt"), config)
+        if resume and different == ["rounds"]:
+            self._replan(config)
+        elif different:
             raise InputError(
                 "run-exists",
                 f"{self.path} holds a run of another configuration ({', '.join(different)}):"
@@ -97,6 +101,28 @@ class RunDirectory:
             self._write(self.config, config_yaml)  # with the keys that came since
             self._note_version()
 
+    def _replan(self, config: RunConfig) -> None:
+        """Writes another number of rounds into a run. One that was finished is so no longer."""
+        rounds = config.rounds or 0
+        names = (path.stem.rpartition("-")[2] for path in self.checkpoints.glob("round-*.safetensors"))
+        newest = max((int(name) for name in names if name.isdecimal()), default=0)
+        if rounds < newest:
+            raise InputError(
+                "config-value",
+                f"{self.path} has done {newest} rounds, which cannot be undone: choose --rounds {newest} or more, or"
+                " another --out",
+            )
+        if self.done.exists():
+            if not newest:
+                raise InputError(
+                    "run-exists", f"{self.path} is finished and has no checkpoint to go on from: choose another --out"
+                )
+            self.require_whole()
+            for path in (self.done, self.results, self.card):
+                path.unlink(missing_ok=True)
+            self.__dict__.pop("digests", None)
+        self._write(self.config, config.to_yaml())
+
     def identity(self) -> str:
         """The name that sites on other machines know this run by, the same when it is resumed or its folder moved."""
         file = self.path / _IDENTITY
@@ -107,6 +133,7 @@ class RunDirectory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One process at a time writes here; the lock goes with the process, however it ends."""
+        fresh = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -130,8 +157,20 @@ class RunDirectory:
             _locks.add(lock)
             try:
                 yield
+            except InputError:
+                self._remove_false_start(fresh)
+                raise
             finally:
                 _locks.discard(lock)
+
+    def _remove_false_start(self, fresh: Sequence[Path]) -> None:
+        """What was wrong with the input: a run that has not trained has nothing that anybody needs. `fresh` are the
+        folders that were made for it."""
+        if self.path in fresh and not any(self.checkpoints.glob("*")) and not any(self.sites.glob("*/site.log")):
+            shutil.rmtree(self.path, ignore_errors=True)
+            for folder in fresh[1:]:
+                with suppress(OSError):  # Somebody else may have put something in by now.
+                    folder.rmdir()
 
     @contextmanager
     def failure_marked(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ from fedshift.methods.base import SHARED, Method
 from fedshift.methods.evaluation import SCORED_AT_ONCE, certainty, headline, score_models
 from fedshift.methods.statistics import with_own_statistics
 from fedshift.runs.card import model_card
-from fedshift.runs.config import RunConfig, read_config, recorded_norm
+from fedshift.runs.config import RunConfig, as_recorded
 from fedshift.runs.directory import MetricsLog, RunDirectory, read_metrics
 from fedshift.runs.engines import ENGINES, Connection
 from fedshift.runs.files.model import ModelHeader, SavedModel, load_model, save_model
@@ -36,7 +36,7 @@ from fedshift.runs.planning import Prepared, base_network, open_federation, prep
 from fedshift.runs.progress import Progress, Silent
 from fedshift.runs.readiness import read_domains, require_training_data
 from fedshift.runs.record import Scores, chosen_round, read_results
-from fedshift.runs.results import Memory, make_results, round_to, scored_on, unscored
+from fedshift.runs.results import Memory, Replan, make_results, round_to, scored_on, unscored
 from fedshift.runs.tracking import Tracking
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -55,14 +55,8 @@ def run(
     """Trains as configured into the run directory `out` and returns its results. `dataset` is the data where it is not
     to be opened by name or folder. `track` names trackers that get the metrics too."""
     directory, shown = RunDirectory(out), progress or Silent()
-    if resume and config.norm == "auto" and config.freeze_norm is None and directory.config.exists():
-        config = config.model_copy(update={"norm": recorded_norm(read_config(directory.config, "run-corrupt"))})
-    if resume and "aggregation" not in config.model_fields_set and directory.config.exists():
-        # Runs of earlier versions averaged without clipping unless told otherwise.
-        recorded = read_config(directory.config, "run-corrupt").get("aggregation", "mean")
-        if not isinstance(recorded, str):
-            raise InputError("run-corrupt", f"{directory.config}: aggregation is {recorded!r}, not the name of a rule")
-        config = config.model_copy(update={"aggregation": recorded})
+    if resume and directory.config.exists():
+        config = as_recorded(config, directory.config)
     # A tracker that is not installed is an error before anything is begun.
     kind = ENGINES.find(config.engine)
     if kind.is_local:
@@ -149,17 +143,48 @@ class _Execution:
         self.validated = tuple(site for site in self.roles.validation if (site, "val") in has_labels)
         self.tested = tuple(site for site in self.roles.tested if (site, "test") in has_labels)
         memory = memory or self._start(described)
+        self._replan(memory)
         self._restore_counts(memory)
         rounds = self.plan.training.rounds
         self.progress.begin(rounds, memory.round, self._title())
         kept = self.directory.metrics_from(memory.round, memory.metrics_size, memory.metrics_sha256)
         with kept as metrics, self._tracked():
+            if memory.round == rounds and not (memory.history and memory.history[-1].round == rounds):
+                # It became the last round when the number of rounds was lowered.
+                self._write(self._score(memory), rounds, metrics)
+                self._remember(memory, metrics)
             for round in range(memory.round + 1, rounds + 1):
                 memory = self._round(memory, round, metrics)
-                memory.states = self.directory.site_states()
-                memory.metrics_size, memory.metrics_sha256 = metrics.size, metrics.sha256
-                self.directory.save_checkpoint(round, memory)
+                self._remember(memory, metrics)
         return self._finish(memory, described)
+
+    def _replan(self, memory: Memory) -> None:
+        """Says what becomes of a run whose number of rounds was changed after some were done."""
+        before, training, done = memory.planned, self.plan.training, memory.round
+        memory.planned = training.rounds
+        if not done or before in (0, training.rounds):
+            return
+        memory.replans.append(Replan(done, before, training.rounds))
+        told = f"{training.rounds} rounds in all, {before} were planned; rounds 1 to {done} stay as they are"
+        if done < training.rounds:
+            old = dataclasses.replace(training, rounds=before)
+            otherwise = f", where it would have been {old.lr_at(done + 1):.3g}" if done < before else ""
+            told += (
+                f". From here on it goes as in a run of {training.rounds} rounds ({training.schedule}: the learning"
+                f" rate was {old.lr_at(done):.3g} in round {done} and is {training.lr_at(done + 1):.3g} in round"
+                f" {done + 1}{otherwise}). A run of {training.rounds} rounds from the start ends in another model"
+            )
+        self.progress.message(told)
+
+    def _remember(self, memory: Memory, metrics: MetricsLog) -> None:
+        memory.states = self.directory.site_states()
+        memory.metrics_size, memory.metrics_sha256 = metrics.size, metrics.sha256
+        self.directory.save_checkpoint(memory.round, memory)
+
+    def _write(self, rows: list[dict[str, Any]], round: int, metrics: MetricsLog) -> None:
+        rows = [{"round": round} | row for row in rows]
+        metrics.append(rows)
+        self.tracking.log(rows)
 
     @contextmanager
     def _tracked(self) -> Iterator[None]:
@@ -226,9 +251,7 @@ class _Execution:
             {"phase": "round", "site": "", "name": "bytes_down", "value": self.fed.learning.down},
             {"phase": "round", "site": "", "name": "seconds", "value": round_to(memory.seconds)},
         ]
-        rows = [{"round": round} | row for row in rows]
-        metrics.append(rows)
-        self.tracking.log(rows)
+        self._write(rows, round, metrics)
         for name, count in self.fed.counters.items():
             if count > before.get(name, 0):
                 self.progress.message(f"round {round}: {name} x{count - before.get(name, 0)}")
@@ -262,6 +285,8 @@ class _Execution:
         memory.history = [*memory.history, scores]
         if chosen_round(memory.history) is scores:
             save_model(self.directory.chosen_model, self._saved(models))
+        if memory.round < self.plan.training.rounds:
+            save_model(self.directory.model, self._saved(models))  # For `predict`, while the run is not finished.
         name = "accuracy" if task == "classification" else "miou"
         return [
             {"phase": phase, "site": site, "name": name, "value": round_to(value)}

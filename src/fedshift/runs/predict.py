@@ -44,7 +44,7 @@ def predict_files(
     Unreadable files get a line with the reason. Segmentation masks go to `<out without suffix>_masks/`, with the ids of
     the masks that were learned from and at the size of each picture.
     """
-    finished = Run(run)
+    finished = Run(run, unfinished=True)
     saved = finished.model(select)
     chosen = finished.choose(saved, site)
     net = saved.network(chosen)
@@ -67,6 +67,7 @@ def predict_files(
         )
     write_atomically(out, text.getvalue().encode())
     note = "" if saved.is_checked else "this model has no checksum, so damage to its file would not be noticed"
+    note = "; ".join(filter(None, (finished.so_far, note)))
     whose = whose_model(finished, saved, site, chosen)
     return PredictionCounts(len(rows) - 1 - len(unreadable), len(unreadable), whose, note)
 

@@ -312,6 +312,27 @@ def read_results(path: Path) -> dict[str, Any]:
     return _checked_results(directory)[1]
 
 
+def results_so_far(path: Path) -> dict[str, Any]:
+    """What is known of a run that is not finished, in the form of `results.json`. Its sites and costs are not."""
+    record = read_record(path)
+    if not record.history or not RunDirectory(path).model.exists():
+        raise InputError(
+            "run-missing", f"{path} is not finished, and no round of it was scored yet: wait, or continue it (--resume)"
+        )
+    return {
+        "method": record.method,
+        "setting": record.setting,
+        "dataset": record.dataset,
+        "home": record.home,
+        "target": record.target,
+        "rounds": record.rounds,
+        "scored_round": record.history[-1].round,
+        "samples": {},
+        "counters": {},
+        "per_target": {target: scores.model_dump() for target, scores in record.scores.items()},
+    }
+
+
 def _read_config(path: Path, text: str) -> dict[str, Any]:
     try:
         config = load_yaml(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +18,19 @@ from fedshift.runs.record import Scores, chosen_round
 
 
 @dataclass
+class Replan:
+    """The number of rounds was changed when `after` of them were done."""
+
+    after: int
+    before: int
+    now: int
+
+
+@dataclass
 class Memory:
     """All that a checkpoint holds: where the run is and what has been counted. `states` are the files that sites on
-    this machine have stored by then; `metrics_...` is how much of `metrics.jsonl` belongs to it."""
+    this machine have stored by then; `metrics_...` is how much of `metrics.jsonl` belongs to it;
+    `planned` is how many rounds it was to have by then, and `replans` how that changed."""
 
     round: int
     state: Any
@@ -31,6 +42,8 @@ class Memory:
     confusions: dict[str, Tensor] = field(default_factory=dict)
     validation: dict[str, Tensor] = field(default_factory=dict)
     states: tuple[str, ...] = ()
+    planned: int = 0
+    replans: list[Replan] = field(default_factory=list)
     metrics_size: int = 0
     metrics_sha256: str = ""
 
@@ -86,6 +99,7 @@ def make_results(
             "coordinator": round_to(max(0.0, total - memory.learning.waited - memory.scoring.waited)),
         },
         "counters": memory.counters,
+        "replans": [dataclasses.asdict(replan) for replan in memory.replans],
         "model_sha256": digest,
     }
     return results | {"intervals": intervals(results)}
