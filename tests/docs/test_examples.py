@@ -12,7 +12,7 @@ import pytest
 from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+SCRIPTS = sorted(EXAMPLES.glob("[a-z]*.py"))
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 
 
