@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from fedshift.federation import federation
+from fedshift.errors import FedshiftError
+from fedshift.federation import codec, federation, step
 from fedshift.federation.engines import inprocess
 from fedshift.runs.api import fit
 
@@ -60,3 +62,14 @@ def test_more_sites_than_files_may_be_open(rows: dict[str, Any], tmp_path: Path)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert len(run.results["samples"]) == 60
+
+
+def test_a_site_that_changes_what_it_was_sent_changes_it_for_nobody_else() -> None:
+    body = codec.pack({"model": {"weight": torch.ones(3)}, "terms": [torch.zeros(2)]})
+    first = step._unpacked(body)
+    first["model"]["weight"].mul_(7)
+    first["terms"].append(None)
+    second = step._unpacked(bytes(bytearray(body)))
+    assert torch.equal(second["model"]["weight"], torch.ones(3)) and len(second["terms"]) == 1
+    with pytest.raises(FedshiftError):
+        step._unpacked(body[:-1])

@@ -9,6 +9,7 @@ import torch
 
 from fedshift.errors import InputError
 from fedshift.nn import ARCHS, build_network, find_arch
+from fedshift.nn.network import blank_copy
 
 DIGITS = tuple(name for name in ARCHS if name.startswith("digits-"))
 PHOTOS = ("resnet18", "resnet18-csac", "resnet50", "resnet101", "alexnet", "mobilenet_v2", "efficientnet_lite0")
@@ -275,3 +276,36 @@ def test_the_smallest_size_of_an_arch_is_enough(name: str) -> None:
     side = ARCHS[name].smallest
     network = meta_network(name, side, 3)
     assert network(torch.rand(2, 3, side, side, device="meta")).shape[:2] == (2, 3)
+
+
+@pytest.mark.parametrize("name", ["mlp", "digits-copa", "mobilenet_v2"])
+def test_a_blank_copy_computes_the_same_once_weights_are_loaded(name: str) -> None:
+    shape = (5,) if name == "mlp" else (3, 32, 32)
+    net = build_network(name, shape, 3, 1).eval().to(memory_format=torch.channels_last)
+    empty = blank_copy(net, "meta")
+    assert empty is not None and all(value.device.type == "meta" for value in empty.state_dict().values())
+    copied = blank_copy(empty)
+    assert copied is not None and str(copied) == str(net)
+    assert not any(value.any() for value in copied.state_dict().values())
+    copied.load_state_dict(net.state_dict())
+    x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(copied(x), net(x))
+    with torch.no_grad():
+        next(copied.parameters()).zero_()
+    assert next(net.parameters()).any()
+
+
+def test_a_blank_copy_keeps_what_layers_share_and_refuses_what_it_does_not_know() -> None:
+    first = torch.nn.Linear(3, 3)
+    second = torch.nn.Linear(3, 3)
+    second.weight = first.weight
+    second.bias.requires_grad_(False)
+    net = torch.nn.Sequential(first, second, first)
+    copied = blank_copy(net)
+    assert copied is not None
+    assert copied[0].weight is copied[1].weight and copied[0] is copied[2] and not copied[1].bias.requires_grad
+    second.notes = ["a list that both would share"]
+    assert blank_copy(net) is None
+    del second.notes
+    first.register_forward_hook(lambda *_: None)
+    assert blank_copy(net) is None

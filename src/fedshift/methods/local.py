@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,8 @@ from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Weights
 from fedshift.federation.site import Labelled, Site, Unlabelled
 from fedshift.methods.base import SHARED
-from fedshift.nn.archs import build_network
-from fedshift.nn.network import Backbone, Network, seeded_init
+from fedshift.nn.archs import Arch, build_network, find_arch
+from fedshift.nn.network import Backbone, Network, blank_copy, seeded_init
 from fedshift.nn.normalisation import freeze_norms
 from fedshift.rng import Rng
 
@@ -32,10 +33,27 @@ _BATCH = 256
 
 def plain_network(plan: Plan) -> Network:
     """The plan's architecture, unchanged. Its initial weights do not matter: sites load the weights they are sent."""
-    net = build_network(plan.model.arch, plan.model.input_shape, len(plan.model.classes), generator_seed=0)
-    if plan.model.freeze_norm:
+    spec = plan.model
+    arch = find_arch(spec.arch)
+    template = _template(arch, spec.input_shape, len(spec.classes), spec.freeze_norm) if arch.whole is None else None
+    # Drawing first weights takes longer than some sites train.
+    net = None if template is None else blank_copy(template)
+    if net is None:
+        return _built(arch, spec.input_shape, len(spec.classes), spec.freeze_norm)
+    return cast(Network, net)
+
+
+def _built(arch: Arch, input_shape: tuple[int, ...], classes: int, freeze_norm: bool) -> Network:
+    net = build_network(arch.name, input_shape, classes, generator_seed=0)
+    if freeze_norm:
         freeze_norms(net)
     return net
+
+
+@functools.lru_cache(maxsize=4)
+def _template(arch: Arch, input_shape: tuple[int, ...], classes: int, freeze_norm: bool) -> nn.Module | None:
+    """The network without memory for weights, to be copied."""
+    return blank_copy(_built(arch, input_shape, classes, freeze_norm), "meta")
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
