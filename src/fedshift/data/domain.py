@@ -22,7 +22,7 @@ SMALLEST_IMAGE, LARGEST_IMAGE = 8, 2048
 """Limits of `image_size`, in pixels."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Split:
     """Images `(n, height, width, 3)` uint8 or table rows `(n, columns)` float32 (NaN = missing), and their labels:
     classes `(n,)` int64, masks `(n, height, width)` uint8, or None if there are none."""
@@ -40,7 +40,7 @@ class Split:
         return Split(self.inputs, None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Skipped:
     """A sample that could not be used, why, and the code of the error it would be."""
 
@@ -49,7 +49,7 @@ class Skipped:
     code: str = "data-unreadable"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Domain:
     """The data of one origin: a hospital, a camera, a drawing style.
 

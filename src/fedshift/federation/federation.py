@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import secrets
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import IO, Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor
 
@@ -24,6 +22,7 @@ from fedshift.federation.engines import Engine, Failure
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Release, Weights, kinds
 from fedshift.federation.sampling import TakingPart, draw_sites, wanted_sites
+from fedshift.federation.shelf import Shelf
 from fedshift.federation.site import Labelled, SiteHost, Unlabelled, WithTargets
 from fedshift.federation.step import Request, Step, answer, fixed_threads, isolated_randomness
 from fedshift.functional.robust import capped, has_negative_variance, shortened, with_variances_from_zero
@@ -32,23 +31,22 @@ from fedshift.rng import Rng
 R = TypeVar("R", bound=Release)
 
 IN_MEMORY_BYTES = 256 * 1024 * 1024
-IN_MEMORY_REPLIES = 1000
+IN_MEMORY_REPLIES = 256
 """Small replies cost more memory than they have bytes."""
 
 
 class Replies(Generic[R]):
     """Iterates `(site, release)` of the admitted replies, sorted by site, as often as needed.
 
-    Up to `IN_MEMORY_BYTES` are held decoded; what comes after waits in a temporary file and is decoded when its turn
+    Up to `IN_MEMORY_BYTES` of `IN_MEMORY_REPLIES` are held; what comes after waits in a temporary file until its turn
     comes, so that an average over a thousand sites needs the memory of a few.
     """
 
     def __init__(self, step: Step[R]) -> None:
         self._step = step
         self._held: dict[str, R] = {}
-        self._spilled: dict[str, tuple[int, int]] = {}  # Where in the file, and how many bytes.
         self._bytes = 0
-        self._file: IO[bytes] | None = None
+        self._shelf: Shelf[R] | None = None
         self.refused: dict[str, str] = {}
         self.missing: dict[str, str] = {}
 
@@ -57,27 +55,21 @@ class Replies(Generic[R]):
             self._bytes += size
             self._held[site] = release
             return
-        if self._file is None:
-            # Read until the replies are gone, so there is no block to open it for.
-            self._file = tempfile.TemporaryFile(prefix="fedshift-replies-")  # noqa: SIM115
-        data = codec.pack(release)
-        self._spilled[site] = (self._file.seek(0, os.SEEK_END), len(data))
-        self._file.write(data)
+        if self._shelf is None:
+            self._shelf = Shelf(self._step)
+        self._shelf.add(site, release)
 
     @property
     def answered(self) -> tuple[str, ...]:
-        return tuple(sorted([*self._held, *self._spilled]))
+        return tuple(sorted([*self._held, *(self._shelf or ())]))
 
     def __len__(self) -> int:
-        return len(self._held) + len(self._spilled)
+        return len(self.answered)
 
     def __getitem__(self, site: str) -> R:
-        if site in self._held:
+        if site in self._held or self._shelf is None:
             return self._held[site]
-        assert self._file is not None
-        begin, length = self._spilled[site]
-        self._file.seek(begin)
-        return codec.restore(self._step.release, codec.unpack(self._file.read(length)))
+        return self._shelf[site]
 
     def __iter__(self) -> Iterator[tuple[str, R]]:
         return ((site, self[site]) for site in self.answered)
@@ -90,7 +82,7 @@ class Replies(Generic[R]):
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something a method wants shown for a round: a site's weight, a loss."""
 
@@ -98,6 +90,15 @@ class Note:
     name: str
     value: float
     site: str
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What a site is asked, the same object for all that are asked the same. `number` is that of `Step.number`."""
+
+    number: str
+    body: bytes
+    expected: dict[str, Expected | Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -310,16 +311,18 @@ class Federation:
         requests: dict[str, Request] = {}
         expected: dict[str, dict[str, Expected | Mapping[str, Tensor]]] = {}
         replies = Replies(step)
+        for_all: _Question | None = None
         for site in sorted(sites):
             if site in self.left_out:
                 replies.refused[site] = self.left_out[site]
                 continue
-            own = payload | dict((each or {}).get(site, {}))
-            self._require_new(site, step, own)
-            body = codec.pack(own) if each else shared
-            requests[site] = Request(site, step.name, self.round, secrets.token_hex(8), body)
-            like = {f: own[f] for f in kinds(step.release) if isinstance(own.get(f), Mapping)}
-            expected[site] = {**like, **(expect or {})}
+            if each or for_all is None:
+                own = payload | dict((each or {}).get(site, {}))
+                like = {f: own[f] for f in kinds(step.release) if isinstance(own.get(f), Mapping)}
+                for_all = _Question(step.number(own), codec.pack(own) if each else shared, {**like, **(expect or {})})
+            self._require_new(site, step, for_all.number)
+            requests[site] = Request(site, step.name, self.round, secrets.token_hex(8), for_all.body)
+            expected[site] = for_all.expected
         self.watch.asked(step.name, tuple(requests))
         began = asked = time.perf_counter()
         for site, outcome in self._outcomes(list(requests.values())):
@@ -340,9 +343,9 @@ class Federation:
         self._require_quorum(answers, len(sites), step, replies, 1.0 if everyone else self.rules.quorum)
         return replies
 
-    def _require_new(self, site: str, step: Step[Any], payload: Mapping[str, Any]) -> None:
+    def _require_new(self, site: str, step: Step[Any], number: str) -> None:
         """Sites on other machines would refuse it: what works here has to work there."""
-        question = (site, step.number(payload))
+        question = (site, number)
         if question in self._asked:
             raise InputError(
                 "config-value",

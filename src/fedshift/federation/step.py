@@ -92,7 +92,7 @@ def _declare(function: Callable[..., R], numbered_by: tuple[str, ...]) -> Step[R
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """One question to one site. `body` is the packed payload, shared by all sites that are asked the same."""
 
