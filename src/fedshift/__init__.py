@@ -8,11 +8,13 @@ from fedshift._version import __version__
 
 if TYPE_CHECKING:
     from fedshift.bench.api import benchmark
+    from fedshift.bench.auto import choose_method
+    from fedshift.bench.own import compare_methods
     from fedshift.handover.export import export_model
     from fedshift.registry import allow_import
     from fedshift.runs.api import Run, fit
 
-__all__ = ["Run", "__version__", "allow_import", "benchmark", "export_model", "fit"]
+__all__ = ["Run", "__version__", "allow_import", "benchmark", "choose_method", "compare_methods", "export_model", "fit"]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,6 +27,14 @@ def __getattr__(name: str) -> Any:
         from fedshift.bench.api import benchmark
 
         return benchmark
+    if name == "choose_method":
+        from fedshift.bench.auto import choose_method
+
+        return choose_method
+    if name == "compare_methods":
+        from fedshift.bench.own import compare_methods
+
+        return compare_methods
     if name == "export_model":
         from fedshift.handover.export import export_model
 

@@ -8,17 +8,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from fedshift.bench.jobs import Job
 from fedshift.bench.records import Record, append, read, read_run
 from fedshift.files import locked
+from fedshift.runs.directory import RunDirectory
+from fedshift.runs.heartbeat import read_moment
+from fedshift.runs.progress import QUIET_SECONDS
+
+T = TypeVar("T")
 
 OnProgress = Callable[[str, int, int, float], None]
 """Called with (what just happened, jobs done, jobs in total, estimated seconds left)."""
@@ -63,7 +68,10 @@ def run_jobs(
     pool = ThreadPoolExecutor(workers)
     try:
         futures = [pool.submit(_run, job, out, launcher) for job in waiting]
-        for future in as_completed(futures):
+        for future in _completed(futures):
+            if future is None:
+                progress(_under_way(waiting, out), done, len(distinct), 0.0)
+                continue
             job, failure, summary = future.result()
             done += 1
             if failure:
@@ -78,6 +86,23 @@ def run_jobs(
         pool.shutdown(cancel_futures=True)
     everything, broken = read([records_path])
     return Outcome(records_for_jobs(everything, jobs), failures, broken)
+
+
+def _completed(futures: Iterable[Future[T]]) -> Iterator[Future[T] | None]:
+    """Each as it is done, and None whenever none was for a while."""
+    left = set(futures)
+    while left:
+        done, left = wait(left, timeout=QUIET_SECONDS, return_when=FIRST_COMPLETED)
+        if not done:
+            yield None
+        yield from done
+
+
+def _under_way(jobs: Sequence[Job], out: Path) -> str:
+    """How far the trainings are that run now."""
+    moments = [(job, read_moment(RunDirectory(out / "jobs" / job.digest).progress)) for job in jobs]
+    told = [f"{job.row}, {job.column}: {moment.text}" for job, moment in moments if moment is not None]
+    return "; ".join(told) or "starting"
 
 
 def records_for_jobs(records: Sequence[Record], jobs: Sequence[Job]) -> list[Record]:

@@ -8,17 +8,17 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from fedshift.cli import deploy, handover
+from fedshift.cli import deploy, handover, own
 from fedshift.cli.audit import audit_app
 from fedshift.cli.early import refuse_early
 from fedshift.cli.runs import runs_app
 from fedshift.errors import SITE_FAILED, STOPPED, InputError
 
 PANELS = {
-    "Data": ("list", "check-data"),
+    "Data": ("init", "list", "check-data"),
     "Train": ("train", "ui", "demo", "doctor"),
     "Use": ("predict", "export", "serve", "weights"),
-    "Compare": ("report", "runs", "bench"),
+    "Compare": ("compare", "report", "runs", "bench"),
     "Trust": ("privacy", "audit", "cost"),
     "Real machines": ("deploy", "site", "coordinator", "status", "stop"),
 }
@@ -55,6 +55,8 @@ app.add_typer(runs_app, name="runs")
 app.add_typer(deploy.deploy_app, name="deploy")
 app.add_typer(deploy.site_app, name="site")
 app.add_typer(deploy.coordinator_app, name="coordinator")
+app.command()(own.init)
+app.command()(own.compare)
 app.command()(deploy.status)
 app.command()(deploy.stop)
 app.command()(handover.export)
@@ -114,7 +116,8 @@ def train(
         Path | None, typer.Argument(help="A YAML file with configuration keys. Options override it.", metavar="CONFIG")
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="See `fedshift list methods`; or your own: package.module:Class.")
+        str | None,
+        typer.Option(help="See `fedshift list methods`; auto: chosen on your data; or package.module:Class."),
     ] = None,
     dataset: Annotated[str | None, typer.Option(help="A named data set: `fedshift list datasets`.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Your own data: one folder per site.")] = None,
@@ -145,6 +148,9 @@ def train(
         str | None, typer.Option(help="Where sites run: inprocess (here) or nvflare (real machines).")
     ] = None,
     federation: Annotated[Path | None, typer.Option(help="With nvflare: the coordinator's folder.")] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="With --method auto: minutes for choosing and training. Default: 30.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory. Default: runs/METHOD-DATA-TARGET-seedN.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Set any configuration key: key=value.")] = None,
     track: Annotated[
@@ -191,10 +197,14 @@ def train(
 
     values = read_config(config) if config else {}
     values |= {key: value for key, value in flags.items() if value is not None}
-    checked = make_config(apply_settings(values, set_ or []))
-    folder = out or default_out(checked)
+    values = apply_settings(values, set_ or [])
+    minutes = own.minutes_of(budget, values)
+    is_auto = values.get("method") == "auto"
+    checked = make_config({**values, **({"method": "fedavg"} if is_auto else {})})
+    folder = out or default_out(checked, "auto" if is_auto else "")
+    options: dict[str, Any] = {"debug": debug, "progress": for_terminal(), "track": track or (), "resume": resume}
     try:
-        results = run(checked, folder, resume=resume, debug=debug, progress=for_terminal(), track=track or ())
+        results = own.train_auto(values, folder, minutes, **options) if is_auto else run(checked, folder, **options)
     except KeyboardInterrupt:
         typer.echo(f"stopped; to continue {folder}, add --resume to the same command", err=True)
         raise typer.Exit(STOPPED) from None

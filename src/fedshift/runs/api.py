@@ -201,11 +201,11 @@ def _chosen_method(method: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"method": name, name: {**own, **settings.get(name, {})}}
 
 
-def default_out(config: RunConfig) -> Path:
+def default_out(config: RunConfig, method: str = "") -> Path:
     """runs/METHOD-DATA-TARGET-seedN."""
     data = config.dataset or (config.data_dir.resolve().name if config.data_dir else "data")
     where = config.home or config.target or "all"
-    return Path("runs") / f"{config.method}-{data}-{where}-seed{config.seed}".replace("/", "_")
+    return Path("runs") / f"{method or config.method}-{data}-{where}-seed{config.seed}".replace("/", "_")
 
 
 def as_inputs(x: ArrayLike | Tensor, input_shape: tuple[int, ...]) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,7 +35,8 @@ class Moment:
         place = f"round {self.round}/{self.rounds}: " if self.round else ""
         share = f", {100 * self.share:.0f} % of the round" if self.share is not None else ""
         left = f", about {clock(self.left)} left" if self.left is not None else ""
-        return f"{place}{self.doing}{share}, {clock(self.seconds)}{left}"
+        seconds = f", {clock(self.seconds)}" if self.seconds else ""
+        return f"{place}{self.doing}{share}{seconds}{left}"
 
 
 class Progress(Protocol):
@@ -193,6 +194,12 @@ def for_terminal() -> Progress:
 def for_python() -> Progress:
     """What `fit(progress=True)` shows."""
     return Notebook() if _is_in_notebook() else for_terminal()
+
+
+def reading_lines() -> Callable[[str, int, int], None]:
+    """For reading files before anything else: a line whenever nothing was shown for a while."""
+    lines = Lines()
+    return lambda name, done, total: lines.moment(Moment(0, 0, f"reading {name}: {done:,} of {total:,}", 0.0))
 
 
 def _is_in_notebook() -> bool:

@@ -27,6 +27,8 @@ from fedshift.yamlfiles import LARGEST, YamlError, load_yaml
 
 Points = list[tuple[int, float | None]]
 """(round, value) of one metric at one site."""
+CHOICE = "choice.json"
+"""Written into a run whose method was chosen by `method: auto`."""
 HEADLINES = ("accuracy", "miou")
 """Metrics that can be a run's score."""
 
@@ -81,10 +83,28 @@ class Results(BaseModel):
     val_confusion: dict[str, Matrix] = Field(default_factory=dict)
     samples: dict[str, dict[str, Count]] = Field(default_factory=dict)
     warnings: list[Warned] = Field(default_factory=list)
+    replans: list[Replanned] = Field(default_factory=list)
     bytes: dict[str, Count] = Field(default_factory=dict)
     seconds: dict[str, float | None] = Field(default_factory=dict)
     counters: dict[str, Count] = Field(default_factory=dict)
     model_sha256: str = ""
+
+
+class Choice(BaseModel):
+    """How `method: auto` chose: a method, a sentence on why, and each method's score at each held-out site."""
+
+    method: str
+    reason: str
+    scores: dict[str, dict[str, float]] = Field(default_factory=dict)
+    left_out: dict[str, str] = Field(default_factory=dict)
+
+
+class Replanned(BaseModel):
+    """The number of rounds was changed when `after` of them were done."""
+
+    after: Count
+    before: Count
+    now: Count
 
 
 class MetricRow(BaseModel):
@@ -144,6 +164,7 @@ class RunRecord:
     written: datetime
     results: Results | None
     failure: str = ""
+    choice: Choice | None = None
 
     @property
     def method(self) -> str:
@@ -301,6 +322,7 @@ def read_record(path: Path) -> RunRecord:
         written=datetime.fromtimestamp(newest.stat().st_mtime, UTC),
         results=_checked_results(directory)[0] if directory.results.exists() or directory.done.exists() else None,
         failure=_read_failure(directory.failed) if directory.failed.exists() else "",
+        choice=_read_choice(path / CHOICE),
     )
 
 
@@ -379,6 +401,16 @@ def _read_failure(path: Path) -> str:
     if code in CATALOGUE:
         return f"{CATALOGUE[code].rstrip('.')} ({code})."
     return "An unexpected error ended it: the terminal or log that it ran in has more."
+
+
+def _read_choice(path: Path) -> Choice | None:
+    """None too where the file is damaged: it only tells how a method was found."""
+    if not path.exists():
+        return None
+    try:
+        return _checked(Choice, json.loads(read_bounded(path, LARGEST)))
+    except (InputError, ValueError, RecursionError):
+        return None
 
 
 def _read_ledgers(directory: RunDirectory) -> tuple[dict[str, tuple[LedgerLine, ...]], int]:
