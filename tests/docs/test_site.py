@@ -87,7 +87,7 @@ def test_named_modules_exist() -> None:
     missing = []
     for page in PAGES:
         for name in re.findall(r"`(?:python -m )?(fedshift(?:\.\w+)+)[(`\s]", page.read_text()):
-            if name in groups:
+            if name in groups or name.endswith(".yaml"):
                 continue
             here = fedshift
             for part in name.split(".")[1:]:
