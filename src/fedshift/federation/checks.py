@@ -29,7 +29,7 @@ DEEPEST_FACTS = 4
 
 _UNKNOWN = Limits(data=256 * 2**20, header=8 * 2**20, tensors=16_384, nodes=100_000)
 """For tensors of which nothing is known beforehand. Their message may be as much larger as the question was."""
-_FACTS = Limits(data=0, header=16 * 2**20, tensors=0, nodes=4 * MOST_NAMES)
+_FACTS = Limits(data=0, header=4 * 2**20, tensors=0, nodes=4 * MOST_NAMES)
 _PLAIN = Limits(data=0, header=256, tensors=0, nodes=8)
 _PIECE = 2**17
 """Numbers that are looked at in one go: a check may not take the memory of another copy."""

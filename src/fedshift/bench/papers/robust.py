@@ -19,6 +19,7 @@ SOURCE = "no paper: a practical question"
 
 FORGERIES = {
     "sign flip x1": "sign-flip:{site}:1",
+    "sign flip x3": "sign-flip:{site}:3",
     "sign flip x10": "sign-flip:{site}:10",
     "sign flip x100": "sign-flip:{site}:100",
     "constant": "constant:{site}",
