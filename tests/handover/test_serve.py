@@ -187,7 +187,10 @@ def test_rows_of_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
             [1, 2, 3],
         ):
             assert ask(server, "POST", "/predict", json.dumps({"rows": bad}).encode(), **as_json)[0] == 422, bad
-        assert ask(server, "POST", "/predict", b"[" * 100_000, **as_json)[0] == 400
+        assert ask(server, "POST", "/predict", b"[" * 4_000, **as_json)[0] == 400
+        # Ten megabytes of empty lists would take 200 MB.
+        status, _, found = ask(server, "POST", "/predict", b"[" + b"[]," * 3_300_000 + b"[]]", **as_json)
+        assert status == 422 and "more values" in found["error"]
         assert ask(server, "POST", "/predict", picture())[0] == 415
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -282,6 +283,40 @@ def test_weights_that_are_no_numbers_are_neither_saved_nor_loaded(whole: Path, t
     (tmp_path / "model.safetensors").write_bytes(codec.seal(tensors, header))
     with pytest.raises(InputError, match=r"model\.safetensors: .* no finite numbers"):
         load_model(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"classes": ["a", "b\x1b[2J", "c"]}, "no printable text"),
+        ({"classes": ["a", "b", "\ud800"]}, "no printable text"),
+        ({"sites": ["\x1b[31m"]}, "no printable text"),
+        ({"input_shape": []}, "neither rows nor pictures"),
+        ({"input_shape": [3, 10**9, 10**9], "columns": [], "mean": [], "std": []}, "more than 8192 pixels"),
+        ({"input_shape": [9], "mean": [], "std": []}, "another number of columns"),
+        ({"mask_ids": [1, 300, 2]}, "from 0 to 255"),
+        ({"classes": [str(number) for number in range(10**5)]}, "not those of the network"),
+        ({"arch": "resnet101"}, "takes images"),
+        ({"method": "fedsr", "hyper": {"z": 10**12}, "plain": False}, "cannot be built|not those of the network"),
+        ({"columns": []}, "knows no names of columns"),
+    ],
+    ids=str,
+)
+def test_a_model_that_declares_what_it_is_not_is_one_error(
+    change: dict[str, Any], says: str, whole: Path, tmp_path: Path
+) -> None:
+    """Its checksums are right: whoever made it, made them too."""
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    tensors, metadata = codec.read_safetensors((whole / "model.safetensors").read_bytes())
+    header = {key: value for key, value in codec.read_header(metadata).items() if key != "sha256"}
+    data = codec.seal(tensors, header | change)
+    (folder / "model.safetensors").write_bytes(data)
+    results = json.loads((folder / "results.json").read_text()) | {"model_sha256": codec.sha256(data)}
+    (folder / "results.json").write_text(json.dumps(results))
+    (folder / "done").write_text("")
+    with pytest.raises(InputError, match=says):
+        predict_files(folder, NEW, tmp_path / "out.csv")
 
 
 def test_a_file_that_declares_more_than_it_has_takes_no_memory(tmp_path: Path) -> None:

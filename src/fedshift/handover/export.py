@@ -123,6 +123,7 @@ def _write(saved: SavedModel, site: str, format: Format, model_sha256: str) -> b
 
 
 def _network(saved: SavedModel, site: str) -> nn.Module:
+    saved.header.require_fitting(saved.models[site])
     net = saved.header.network()
     net.load_state_dict(dict(saved.models[site]))
     return net.eval()

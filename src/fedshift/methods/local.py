@@ -35,7 +35,8 @@ def plain_network(plan: Plan) -> Network:
     """The plan's architecture, unchanged. Its initial weights do not matter: sites load the weights they are sent."""
     spec = plan.model
     arch = find_arch(spec.arch)
-    template = _template(arch, spec.input_shape, len(spec.classes), spec.freeze_norm) if arch.whole is None else None
+    is_cached = arch.whole is None and torch.get_default_device().type != "meta"  # Asked for its shapes only.
+    template = _template(arch, spec.input_shape, len(spec.classes), spec.freeze_norm) if is_cached else None
     # Drawing first weights takes longer than some sites train.
     net = None if template is None else blank_copy(template)
     if net is None:

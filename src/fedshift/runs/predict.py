@@ -65,7 +65,8 @@ def predict_files(
         raise InputError(
             "data-unreadable", f"nothing in {inputs} could be read: {unreadable[0][0]} is {unreadable[0][-1]}"
         )
-    write_atomically(out, text.getvalue().encode())
+    # Names of files are bytes to the system, and in any encoding.
+    write_atomically(out, text.getvalue().encode(errors="surrogateescape"))
     note = "" if saved.is_checked else "this model has no checksum, so damage to its file would not be noticed"
     note = "; ".join(filter(None, (finished.so_far, note)))
     whose = whose_model(finished, saved, site, chosen)
@@ -95,6 +96,10 @@ def _predict_images(saved: SavedModel, net: nn.Module, folder: Path) -> list[Seq
 
 def _predict_table(saved: SavedModel, net: nn.Module, path: Path) -> list[Sequence[object]]:
     classes = saved.header.classes
+    if not saved.header.columns:
+        raise InputError(
+            "config-value", "this model learned from arrays and knows no names of columns: use run.predict in Python"
+        )
     features = read_features(path, saved.header.columns)
     header = ["row", "prediction", "confidence", *(f"p_{name}" for name in classes), "note"]
     names = [str(number) for number in range(1, len(features) + 1)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from fedshift._version import __version__
 from fedshift.data.domain import Task
+from fedshift.data.formats.base import printable
 from fedshift.errors import FedshiftError, InputError
 from fedshift.federation import codec
 from fedshift.federation.plan import ModelSpec, Plan, Setting, Training
@@ -111,7 +113,45 @@ class ModelHeader:
                 part.std.copy_(torch.tensor(self.std).reshape(part.std.shape))
         return net
 
+    def require_fitting(self, weights: Weights) -> None:
+        """An error unless the network has just these weights. It is built without memory for them first: what a file
+        declares may be larger than any machine."""
+        try:
+            with warnings.catch_warnings(), torch.device("meta"):
+                warnings.simplefilter("ignore")  # A copy to such a network copies nothing.
+                wanted = {name: value.shape for name, value in self.network().state_dict().items()}
+        except FedshiftError:
+            raise
+        except Exception as error:
+            raise InputError(
+                "run-corrupt", f"the model's file declares a network {self.arch!r} that cannot be built"
+            ) from error
+        found = {name: value.shape for name, value in weights.items()}
+        if wrong := next((name for name in sorted({*wanted, *found}) if wanted.get(name) != found.get(name)), None):
+            raise InputError(
+                "run-corrupt", f"the model's weights are not those of the network that its file declares: {wrong}"
+            )
 
+    def check(self) -> None:
+        """`message-invalid` for what fedshift writes into no model: it may not reach a terminal or an image reader."""
+        names = (*self.classes, *self.columns, *self.sources, self.arch, self.method, self.written_by)
+        if not all(name.isprintable() for name in names):
+            raise FedshiftError("message-invalid", "a name in it is no printable text")
+        if not self.input_shape or len(self.input_shape) not in (1, 3) or not all(0 < n for n in self.input_shape):
+            raise FedshiftError("message-invalid", "its input is neither rows nor pictures")
+        if len(self.input_shape) == 3 and max(self.input_shape) > _LARGEST_SIDE:
+            raise FedshiftError("message-invalid", f"its pictures have more than {_LARGEST_SIDE} pixels along a side")
+        if self.columns and (len(self.columns),) != self.input_shape:
+            raise FedshiftError("message-invalid", "it has another number of columns than it takes")
+        channels = {0, 1 if len(self.input_shape) == 1 else 3}
+        scales = (*self.mean, *self.std)
+        if len(self.mean) not in channels or len(self.std) != len(self.mean) or not all(map(math.isfinite, scales)):
+            raise FedshiftError("message-invalid", "mean and std are not finite numbers, one per channel")
+        if self.mask_ids and (len(self.mask_ids) != len(self.classes) or not set(self.mask_ids) <= set(range(256))):
+            raise FedshiftError("message-invalid", "its classes have no ids from 0 to 255 each")
+
+
+_LARGEST_SIDE = 8192
 _NO_TRAINING = Training(1, 1, 0.0, 0.0, 0.0, 0.0, 1.0, "constant", "float32", ())
 """A model that is only used needs a plan to be built from, but none of its training."""
 
@@ -127,8 +167,10 @@ class SavedModel:
 
     def network(self, site: str | None = None) -> nn.Module:
         """The module that predicts for `site`, in evaluation mode."""
+        weights = self.models[self.choose(site)]
+        self.header.require_fitting(weights)
         net = self.header.network()
-        net.load_state_dict(dict(self.models[self.choose(site)]))
+        net.load_state_dict(dict(weights))
         return net.eval()
 
     def choose(self, site: str | None) -> str:
@@ -199,15 +241,14 @@ def load_model(path: Path, sha256: str = "") -> SavedModel:
         if found not in (1, FORMAT):
             raise FedshiftError("run-corrupt", f"it has format {found}, and this version reads up to {FORMAT}")
         about = codec.restore(ModelHeader, codec.completed(ModelHeader, header), "header")
-        channels = {0, 1 if len(about.input_shape) == 1 else 3}
-        scales = (*about.mean, *about.std)
-        if len(about.mean) not in channels or len(about.std) != len(about.mean) or not all(map(math.isfinite, scales)):
-            raise FedshiftError("run-corrupt", "mean and std are not finite numbers, one per channel")
+        about.check()
+        if not all(site.isprintable() for site in sites):
+            raise FedshiftError("message-invalid", "a site's name is no printable text")
     except FedshiftError as error:
         raise InputError(
             "run-corrupt",
-            f"{path} was written by fedshift {header.get('written_by', '(unknown)')} and cannot be read by"
-            f" {__version__}: {error.message}",
+            f"{path} was written by fedshift {printable(header.get('written_by', '(unknown)'))[:40]} and cannot be read"
+            f" by {__version__}: {error.message}",
         ) from error
     if wrong := _not_finite(tensors):
         raise InputError(
