@@ -137,7 +137,7 @@ class ModelHeader:
         names = (*self.classes, *self.columns, *self.sources, self.arch, self.method, self.written_by)
         if not all(name.isprintable() for name in names):
             raise FedshiftError("message-invalid", "a name in it is no printable text")
-        if not self.input_shape or len(self.input_shape) not in (1, 3) or not all(0 < n for n in self.input_shape):
+        if not self.input_shape or len(self.input_shape) not in (1, 3) or not all(n > 0 for n in self.input_shape):
             raise FedshiftError("message-invalid", "its input is neither rows nor pictures")
         if len(self.input_shape) == 3 and max(self.input_shape) > _LARGEST_SIDE:
             raise FedshiftError("message-invalid", f"its pictures have more than {_LARGEST_SIDE} pixels along a side")
