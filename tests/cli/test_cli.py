@@ -79,7 +79,7 @@ def test_help_shows_every_command_in_its_panel(
     assert list(panels) == ["Data", "Train", "Use", "Compare", "Trust", "Real machines"]
     assert {panel: tuple(names) for panel, names in panels.items()} == PANELS
     first = {panel: names[0] for panel, names in PANELS.items()}
-    assert first["Train"] == "train" and first["Data"] == "list", "the most used command stands first"
+    assert first["Train"] == "train" and first["Data"] == "init", "the most used command stands first"
     listed = [name for names in PANELS.values() for name in names]
     commands = set(vars(get_command(app))["commands"])
     assert sorted(listed) == sorted(commands), "put every command of the application in one panel of cli.app.PANELS"
