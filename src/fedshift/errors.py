@@ -43,6 +43,7 @@ CATALOGUE: dict[str, str] = {
     "server-offline": "The coordinator's server does not answer, or ended.",
     "not-allowed": "The server or a site does not allow this to the user who asked.",
     "ledger-broken": "A site's ledger was changed, or lines of it are missing.",
+    "reference-lost": "A site no longer has the model that a change was relative to; it is sent a whole one.",
     "message-invalid": "A message could not be decoded or does not match its declared type.",
 }
 

@@ -24,6 +24,7 @@ from fedshift.federation.checks import (
     require,
 )
 from fedshift.federation.codec import Limits
+from fedshift.federation.compression import Update
 from fedshift.federation.releases import Kind, Release, kinds
 from fedshift.federation.step import Request, Step
 
@@ -105,8 +106,15 @@ def inspect(
     fields = fields_of(step.release)
     clipped = envelope.get("clipped")
     require(type(clipped) is int and 0 <= clipped <= len(fields), "schema")
+    sent = envelope["release"]
     try:
-        release = codec.restore(step.release, envelope["release"])
+        for field, update in known.items():
+            if isinstance(update, Update) and isinstance(sent, dict) and field in sent:
+                sent[field] = update.decoded(sent[field])
+    except Exception as error:  # A hostile message can fail in any part of the decoder.
+        raise Refused("undecodable") from error
+    try:
+        release = codec.restore(step.release, sent)
     except FedshiftError as error:
         raise Refused("schema") from error
     for field, kind in fields.items():

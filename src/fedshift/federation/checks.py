@@ -33,7 +33,7 @@ _FACTS = Limits(data=0, header=4 * 2**20, tensors=0, nodes=4 * MOST_NAMES)
 _PLAIN = Limits(data=0, header=256, tensors=0, nodes=8)
 _PIECE = 2**17
 """Numbers that are looked at in one go: a check may not take the memory of another copy."""
-_DTYPES = frozenset(
+DTYPES = frozenset(
     {
         *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
         *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
@@ -176,7 +176,7 @@ def check_kind(kind: str, value: Any, sizes: Sizes) -> None:
         _check_facts(value, DEEPEST_FACTS)
         return
     for name, tensor in tensors_of(value):
-        require(tensor.dtype in _DTYPES, "dtype")
+        require(tensor.dtype in DTYPES, "dtype")
         low, high = extremes(tensor)
         require(math.isfinite(low) and math.isfinite(high), "non-finite")
         if name.endswith("running_var"):

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor
@@ -18,6 +18,7 @@ from fedshift.federation import codec
 from fedshift.federation.admission import Failed, admit
 from fedshift.federation.aggregation import COUNT_MULTIPLE, DEFAULT, RULES, Gathered, RobustRule, clipping
 from fedshift.federation.checks import Expected, Refused, Sizes
+from fedshift.federation.compression import LOST, Broadcasts, Compress, Update
 from fedshift.federation.engines import Engine, Failure
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Release, Weights, kinds
@@ -94,9 +95,8 @@ class Note:
 
 @dataclass(frozen=True)
 class _Question:
-    """What a site is asked, the same object for all that are asked the same. `number` is that of `Step.number`."""
+    """What a site is asked, the same object for all that are asked the same, and what is known of their answers."""
 
-    number: str
     body: bytes
     expected: dict[str, Expected | Mapping[str, Tensor]]
 
@@ -106,7 +106,7 @@ class Rules:
     """Of the run, not of methods. `quorum`: the least share of the asked sites that must answer. `deadline`: seconds a
     question may take. `max_update_norm`: longer updates are refused. `aggregation`: how `Federation.average` combines
     models; `bad_sites`: how many of them some of these rules have to stand. `sites_per_round`: how many sites take
-    part, as a number or as a share below 1 (None: all)."""
+    part, as a number or as a share below 1 (None: all). `compress`: how models cross."""
 
     quorum: float = 0.5
     deadline: float | None = None
@@ -114,6 +114,7 @@ class Rules:
     aggregation: str = DEFAULT
     bad_sites: int = 1
     sites_per_round: float | None = None
+    compress: Compress = "none"
 
 
 @dataclass
@@ -160,6 +161,11 @@ class Federation:
     sizes: dict[str, Sizes] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     _asked: set[tuple[str, str]] = field(default_factory=set)
+
+    @cached_property
+    def broadcasts(self) -> Broadcasts:
+        """What sites have of models, where these are sent in fewer bytes."""
+        return Broadcasts(self.rules.compress)
 
     def begin(self, round: int) -> None:
         """Called by the run before each round."""
@@ -307,27 +313,52 @@ class Federation:
         the run; otherwise the quorum decides. With `any_answer` a refused answer counts like a good one there: for
         questions that a round does not depend on.
         """
-        shared = codec.pack(payload)
-        requests: dict[str, Request] = {}
-        expected: dict[str, dict[str, Expected | Mapping[str, Tensor]]] = {}
         replies = Replies(step)
-        for_all: _Question | None = None
+        own: dict[str, Mapping[str, Any]] = {}
+        number = ""
         for site in sorted(sites):
             if site in self.left_out:
                 replies.refused[site] = self.left_out[site]
                 continue
-            if each or for_all is None:
-                own = payload | dict((each or {}).get(site, {}))
-                like = {f: own[f] for f in kinds(step.release) if isinstance(own.get(f), Mapping)}
-                for_all = _Question(step.number(own), codec.pack(own) if each else shared, {**like, **(expect or {})})
-            self._require_new(site, step, for_all.number)
-            requests[site] = Request(site, step.name, self.round, secrets.token_hex(8), for_all.body)
-            expected[site] = for_all.expected
+            own[site] = payload | dict(each.get(site, {})) if each else payload
+            number = step.number(own[site]) if each or not number else number
+            self._require_new(site, step, number)
+        self._ask(own, step, expect or {}, replies)
+        lost = [site for site, reason in replies.missing.items() if reason == LOST]
+        if lost:
+            for site in lost:
+                self.broadcasts.forget(site)
+                del replies.missing[site]
+            self._ask({site: own[site] for site in lost}, step, expect or {}, replies)
+        answers = len(replies) + (len(replies.refused) if any_answer else 0)
+        self._require_quorum(answers, len(sites), step, replies, 1.0 if everyone else self.rules.quorum)
+        return replies
+
+    def _ask(
+        self,
+        payloads: Mapping[str, Mapping[str, Any]],
+        step: Step[R],
+        expect: Mapping[str, Expected | Mapping[str, Tensor]],
+        replies: Replies[R],
+    ) -> None:
+        """Puts the step to sites, each with its payload, and sorts what comes of it into `replies`."""
+        requests: dict[str, Request] = {}
+        expected: dict[str, Mapping[str, Expected | Mapping[str, Tensor]]] = {}
+        home = self.home_host.spec.name if self.home_host else None
+        made: dict[tuple[int, ...], _Question] = {}
+        for site, own in payloads.items():
+            # What does not travel is not coded.
+            wire, coded = (own, {}) if site == home else self.broadcasts.coded(site, own, step, expect)
+            values = tuple(map(id, wire.values()))
+            if values not in made:
+                made[values] = _Question(codec.pack(wire), {**self._like(step, own, coded), **expect})
+            requests[site] = Request(site, step.name, self.round, secrets.token_hex(8), made[values].body)
+            expected[site] = made[values].expected
+        self.broadcasts.asked()
         self.watch.asked(step.name, tuple(requests))
         began = asked = time.perf_counter()
         for site, outcome in self._outcomes(list(requests.values())):
-            at_home = self.home_host is not None and site == self.home_host.spec.name
-            traffic = Traffic() if at_home else self.scoring if step.scores_only else self.learning
+            traffic = Traffic() if site == home else self.scoring if step.scores_only else self.learning
             traffic.waited += time.perf_counter() - asked
             traffic.down += len(requests[site].body)
             if isinstance(outcome, Failure):
@@ -339,9 +370,18 @@ class Federation:
                 self._admit(outcome, requests[site], step, expected[site], replies, traffic, waited)
             self.watch.answered(step.name, site)
             asked = time.perf_counter()
-        answers = len(replies) + (len(replies.refused) if any_answer else 0)
-        self._require_quorum(answers, len(sites), step, replies, 1.0 if everyone else self.rules.quorum)
-        return replies
+
+    def _like(
+        self, step: Step[R], own: Mapping[str, Any], coded: Mapping[str, Any]
+    ) -> dict[str, Expected | Mapping[str, Tensor]]:
+        """What is known of answers from their question: fields of the same name have the same layout."""
+        found: dict[str, Expected | Mapping[str, Tensor]] = {}
+        for name in kinds(step.release):
+            if name in coded and isinstance(coded[name], Mapping):
+                found[name] = Update(coded[name], self.rules.compress)
+            elif isinstance(own.get(name), Mapping):
+                found[name] = own[name]
+        return found
 
     def _require_new(self, site: str, step: Step[Any], number: str) -> None:
         """Sites on other machines would refuse it: what works here has to work there."""
@@ -386,6 +426,7 @@ class Federation:
             self.count(f"failed.{failed.code}")
         else:
             replies.add(request.site, admitted.release, len(data))
+            self.broadcasts.answered(request.site)
             traffic.site_seconds += admitted.seconds
             if admitted.clipped:
                 self.count("clipped.updates", admitted.clipped)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedshift.errors import FedshiftError, InputError
 from fedshift.federation import codec
+from fedshift.federation.compression import coded_bytes
 from fedshift.federation.releases import Release, kinds
 
 LEDGER, HEAD = "ledger.jsonl", "ledger.head"
@@ -62,13 +63,17 @@ class Ledger:
         )
 
     def answered(
-        self, step: str, round: int, release: Release | None, code: str | None, seconds: str, clipped: int, data: bytes
+        self,
+        step: str,
+        round: int,
+        fields: Sequence[Mapping[str, Any]],
+        code: str | None,
+        seconds: str,
+        clipped: int,
+        data: bytes,
     ) -> None:
-        """Lists an answer, `data` as it leaves: each released field, then all else that crosses with them."""
-        left = [
-            _event("left", step, round) | {"field": field, "kind": kind.name} | _size(getattr(release, field))
-            for field, kind in (kinds(type(release)) if release is not None else {}).items()
-        ]
+        """Lists an answer, `data` as it leaves: each of the `fields_left`, then all else that crosses with them."""
+        left = [_event("left", step, round) | dict(one) for one in fields]
         told = {"code": code, "seconds": seconds, "clipped": clipped, "bytes": len(data), "sha256": _sha256(data)}
         self._append([*left, _event("answered", step, round) | told])
 
@@ -135,6 +140,16 @@ class Ledger:
                 stream.write(text.encode())
         except OSError as error:
             raise _unwritable(self._folder / name, error) from error
+
+
+def fields_left(release: Release, coded: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a ledger says of the fields of a release. Those that are `coded` leave in so many bytes."""
+    return [
+        {"field": field, "kind": kind.name}
+        | _size(getattr(release, field))
+        | ({"bytes": coded_bytes(coded[field])} if field in coded else {})
+        for field, kind in kinds(type(release)).items()
+    ]
 
 
 def read_head(folder: Path) -> Head | None:

@@ -316,6 +316,10 @@ class SiteHost:
         self._views: dict[type[Site], Site] = {}
 
     @cached_property
+    def store(self) -> SiteStore:
+        return SiteStore(self.spec.folder / "state")
+
+    @cached_property
     def dataset(self) -> Dataset:
         if self.spec.is_remote:
             require_nameable_classes(self.spec.source, self.spec.policy)

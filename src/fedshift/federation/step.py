@@ -9,7 +9,7 @@ import time
 import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -18,9 +18,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedshift.errors import FedshiftError, SiteError
 from fedshift.federation import codec
+from fedshift.federation.compression import Received, coded_release, received
 from fedshift.federation.engines.workers import question_head
 from fedshift.federation.forgery import forged
-from fedshift.federation.ledger import Ledger
+from fedshift.federation.ledger import Ledger, fields_left
 from fedshift.federation.releases import Release, kinds
 from fedshift.federation.site import Evaluated, Site, SiteHost, SiteSpec
 from fedshift.files import locked, write_atomically
@@ -110,16 +111,23 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step releases, under the site's policy. `seconds` is the time it took when it was computed."""
+    """What a step releases, under the site's policy. `coded` are the fields that leave in fewer bytes, as they are
+    sent. `seconds` is the time it took when it was computed."""
 
     release: Release
     clipped: int = 0
     seconds: str | None = None
+    coded: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The release as it is sent."""
+        return {name: self.coded.get(name, getattr(self.release, name)) for name in kinds(type(self.release))}
 
 
 def answer(host: SiteHost, request: Request, *, debug: bool = False) -> bytes:
     """Runs a step at its site and packs what may leave."""
-    run = _run_once if host.spec.is_remote else _run
+    run = _run_once if host.spec.is_remote else lambda host, request: _run(host, request, *_read(host, request))
     return pack_answer(host.spec, request, lambda: run(host, request), debug=debug)
 
 
@@ -152,7 +160,7 @@ def _pack_answer(spec: SiteSpec, request: Request, work: Callable[[], Outcome], 
         spec.policy.check_questions(asked.questions, asked.starts)
         outcome = work()
         # Packed here, so that what cannot be packed is the step's failure.
-        answered = {"code": None, "release": outcome.release, "clipped": outcome.clipped}
+        answered = {"code": None, "release": outcome.fields, "clipped": outcome.clipped}
         seconds = outcome.seconds or _duration(started)
         data = codec.pack(head | answered | {"seconds": seconds})
     except Exception as error:
@@ -164,8 +172,9 @@ def _pack_answer(spec: SiteSpec, request: Request, work: Callable[[], Outcome], 
         code = error.code if isinstance(error, FedshiftError) else "site-failed"
         outcome, seconds = None, _duration(started)
         data = codec.pack(head | {"code": code, "release": None, "seconds": seconds})
-    release, clipped = (outcome.release, outcome.clipped) if outcome else (None, 0)
-    ledger.answered(head["step"], head["round"], release, code, seconds, clipped, data)
+    left = () if outcome is None else fields_left(outcome.release, outcome.coded)
+    clipped = outcome.clipped if outcome else 0
+    ledger.answered(head["step"], head["round"], left, code, seconds, clipped, data)
     return data
 
 
@@ -236,9 +245,9 @@ class KeptAnswers:
 def _run_once(host: SiteHost, request: Request) -> Outcome:
     """The outcome of a question that may have been asked before."""
     kept = KeptAnswers(host.spec.folder / "answers")
-    known, payload = _read(host, request)
+    known, payload, asked = _read(host, request)
     if "rewind_to" in known.payload:
-        outcome = _run(host, request)
+        outcome = _run(host, request, known, payload, asked)
         kept.rewind(payload["rewind_to"])  # Once the step has accepted it.
         return outcome
     if request.round < kept.round:
@@ -251,17 +260,18 @@ def _run_once(host: SiteHost, request: Request) -> Outcome:
     before = kept.load(request.round, number, question)
     if before is not None:
         release = codec.restore(known.release, before["release"])
-        return Outcome(release, before["clipped"], before["seconds"])
+        return Outcome(release, before["clipped"], before["seconds"], before.get("coded", {}))
     started = time.perf_counter()
-    outcome = _run(host, request)
+    outcome = _run(host, request, known, payload, asked)
     outcome = replace(outcome, seconds=_duration(started))
     told = {"release": outcome.release, "clipped": outcome.clipped, "seconds": outcome.seconds}
+    told |= {"coded": outcome.coded} if outcome.coded else {}
     kept.save(request.round, number, question, told)
     return outcome
 
 
-def _read(host: SiteHost, request: Request) -> tuple[Step[Any], dict[str, Any]]:
-    """The step that is asked for and its arguments, in the types that it declares."""
+def _read(host: SiteHost, request: Request) -> tuple[Step[Any], dict[str, Any], Received]:
+    """The step that is asked for, its arguments in the types that it declares, and which of them came coded."""
     host.spec.policy.check_plan(host.plan)
     known = STEPS.get(request.step)
     if known is None or (host.steps is not None and known.name not in host.steps):
@@ -271,7 +281,8 @@ def _read(host: SiteHost, request: Request) -> tuple[Step[Any], dict[str, Any]]:
     payload = _unpacked(request.body)
     if not isinstance(payload, dict) or set(payload) != set(known.payload):
         raise FedshiftError("message-invalid", f"{request.step} takes {sorted(known.payload)}")
-    return known, {key: codec.restore(hint, payload[key], key) for key, hint in known.payload.items()}
+    payload, asked = received(payload, host.store)
+    return known, {key: codec.restore(hint, payload[key], key) for key, hint in known.payload.items()}, asked
 
 
 _SMALL = 1024 * 1024
@@ -298,9 +309,8 @@ def _copied(tree: Any) -> Any:
     return tree.clone() if isinstance(tree, torch.Tensor) else tree
 
 
-def _run(host: SiteHost, request: Request) -> Outcome:
-    known, arguments = _read(host, request)
-    received = dict(arguments)
+def _run(host: SiteHost, request: Request, known: Step[Any], payload: Mapping[str, Any], asked: Received) -> Outcome:
+    arguments = dict(payload)
     policy = host.spec.policy
     site = host.view(known.view, request.round)
     if not known.scores_only:
@@ -311,10 +321,14 @@ def _run(host: SiteHost, request: Request) -> Outcome:
     with isolated_randomness(rng), fixed_threads(host.plan.threads), counted_steps(host.spec.is_remote) as steps:
         release = known.run(site, **arguments)
     policy.check_used(site.seen(), steps[0], type(release), scores=known.scores_only)
-    release, clipped = policy.apply(_with_used_counts(release, site.used()), received, host.spec.read_secret)
+    release, clipped = policy.apply(_with_used_counts(release, site.used()), payload, host.spec.read_secret)
     if not known.scores_only:
-        release = forged(release, received, host.spec.attacks, rng)
-    return Outcome(release, clipped)
+        release = forged(release, payload, host.spec.attacks, rng)
+    # What a policy has made shorter or noisy leaves as it is: coded, it might be longer again.
+    is_protected = policy.clip_norm is not None or policy.noise > 0
+    coded = {} if is_protected else coded_release(release, asked, host.store, request.round)
+    asked.keep(host.store, request.round)
+    return Outcome(release, clipped, coded=coded)
 
 
 def _with_used_counts(release: Release, used: int) -> Release:

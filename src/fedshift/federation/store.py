@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,12 @@ class SiteStore:
         _require_name(name)
         versions = self._versions().get(name)
         return read_state(versions[max(versions)]) if versions else None
+
+    def versions(self, name: str) -> Iterator[Any]:
+        """Every version that is kept, the newest first."""
+        _require_name(name)
+        for _, path in sorted(self._versions().get(name, {}).items(), reverse=True):
+            yield read_state(path)
 
     def save(self, name: str, tree: Any, round: int) -> None:
         _require_name(name)

@@ -16,6 +16,7 @@ from fedshift.data.domain import LARGEST_IMAGE, SMALLEST_IMAGE
 from fedshift.errors import FedshiftError, InputError, nearest
 from fedshift.federation import codec
 from fedshift.federation.aggregation import DEFAULT, RULES
+from fedshift.federation.compression import Compress
 from fedshift.federation.plan import Setting
 from fedshift.federation.policy import Policy
 from fedshift.methods import METHODS, find_about, find_method
@@ -94,6 +95,7 @@ class RunConfig(BaseModel):
     aggregation: str = DEFAULT
     bad_sites: int = Field(1, ge=0)
     evaluate_every: int = Field(1, ge=1)
+    compress: Compress = "none"
     policy: dict[str, Any] = Field(default_factory=dict)
 
     hyper: dict[str, Any] = Field(default_factory=dict, exclude=True)

@@ -246,6 +246,7 @@ class _Execution:
         memory.seconds += time.perf_counter() - started
         memory.counters = dict(self.fed.counters)
         memory.learning, memory.scoring = self.fed.learning, self.fed.scoring
+        memory.sent = self.fed.broadcasts.state()
         rows += [
             {"phase": "round", "site": "", "name": "bytes_up", "value": self.fed.learning.up},
             {"phase": "round", "site": "", "name": "bytes_down", "value": self.fed.learning.down},
@@ -364,6 +365,7 @@ class _Execution:
     def _restore_counts(self, memory: Memory) -> None:
         self.fed.counters = Counter(memory.counters)
         self.fed.learning, self.fed.scoring = memory.learning, memory.scoring
+        self.fed.broadcasts.restore(memory.sent)
 
     def _title(self) -> str:
         where = f"home {self.config.home}" if self.config.home else f"target {self.config.target or 'none'}"

@@ -196,6 +196,7 @@ def open_federation(
             aggregation=config.aggregation,
             bad_sites=config.bad_sites,
             sites_per_round=config.sites_per_round,
+            compress=config.compress,
         ),
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedshift.federation.compression import Sent
 from fedshift.federation.federation import Traffic
 from fedshift.federation.handshake import Described
 from fedshift.runs.health import FEW, intervals
@@ -30,7 +31,8 @@ class Replan:
 class Memory:
     """All that a checkpoint holds: where the run is and what has been counted. `states` are the files that sites on
     this machine have stored by then; `metrics_...` is how much of `metrics.jsonl` belongs to it;
-    `planned` is how many rounds it was to have by then, and `replans` how that changed."""
+    `planned` is how many rounds it was to have by then, and `replans` how that changed. `sent` is
+    what sites have of models that cross as changes."""
 
     round: int
     state: Any
@@ -46,6 +48,7 @@ class Memory:
     replans: list[Replan] = field(default_factory=list)
     metrics_size: int = 0
     metrics_sha256: str = ""
+    sent: Sent = field(default_factory=Sent)
 
 
 def make_results(
