@@ -30,12 +30,14 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
+import zstandard
 
 from fedshift.data.memory import dataset_from
 from fedshift.errors import CATALOGUE
 from fedshift.federation import codec, federation, survey
 from fedshift.federation.admission import UNKNOWN_CODE, Failed, admit, fields_of, inspect
 from fedshift.federation.checks import Refused
+from fedshift.federation.compression import Update
 from fedshift.federation.handshake import introduce
 from fedshift.federation.releases import Count, Release, Weights
 from fedshift.federation.site import Labelled
@@ -80,7 +82,11 @@ class Asked:
 
     @cached_property
     def release(self) -> Any:
-        return codec.restore(self.step.release, self.tree["release"])
+        fields = dict(self.tree["release"])
+        for name, expected in self.expected.items():
+            if isinstance(expected, Update):
+                fields[name] = expected.decoded(fields[name])
+        return codec.restore(self.step.release, fields)
 
     def shown(self, data: bytes) -> Any:
         """What the gate makes of `data` in place of the answer, without the net under it."""
@@ -88,13 +94,16 @@ class Asked:
 
 
 def honest_answers(methods: Iterable[str]) -> list[Asked]:
-    """One answer to every step of the methods, to the handshake, to scoring (also of masks), and to the survey."""
+    """One answer to every step of the methods, to the handshake, to scoring (also of masks), to questions for models in
+    fewer bytes, and to the survey."""
     found: dict[tuple[str, str], Asked] = {}
+    cases = [(name, False, "none") for name in methods] + [("fedavg", True, "none")]
+    cases += [("fedavg", False, compress) for compress in ("bf16", "int8", "int4", "topk")]
     with tempfile.TemporaryDirectory() as folder:
-        for number, (method, is_masks) in enumerate([*((name, False) for name in methods), ("fedavg", True)]):
-            name = f"{method} on masks" if is_masks else method
+        for number, (method, is_masks, compress) in enumerate(cases):
+            name = method + " on masks" * is_masks + f" in {compress}" * (compress != "none")
             with _recorded() as answers:
-                _train(method, is_masks, Path(folder) / str(number))
+                _train(method, is_masks, Path(folder) / str(number), compress)
             for asked in answers:
                 found.setdefault((name, asked.step.name), dataclasses.replace(asked, name=name))
     return [*found.values(), _survey()]
@@ -115,7 +124,7 @@ def _recorded() -> Iterator[list[Asked]]:
         federation.admit = admit
 
 
-def _train(method: str, is_masks: bool, folder: Path) -> None:
+def _train(method: str, is_masks: bool, folder: Path, compress: str) -> None:
     rng = np.random.default_rng(0)
     labels = (SIDE, SIDE) if is_masks else ()
     data = {
@@ -142,6 +151,7 @@ def _train(method: str, is_masks: bool, folder: Path) -> None:
             "batch_size": 8,
             "workers": 0,
             "policy": {"min_samples": 2},
+            "compress": compress,
             **roles,
             **keys,
         }
@@ -278,6 +288,7 @@ def odd_numbers(tree: Tree, rng: random.Random) -> None:
     if not tensor.numel():
         return None
     numbers = [math.nan, math.inf, -math.inf, 1e30, -1e30] if tensor.is_floating_point() else [-1, 2**62, -(2**62)]
+    numbers = [0, 127, 255] if tensor.dtype == torch.uint8 else numbers
     tensor.view(-1)[rng.randrange(tensor.numel())] = rng.choice(numbers)
     return None
 
@@ -321,6 +332,53 @@ def another_dtype(tree: Tree, rng: random.Random) -> None:
         *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.uint16, torch.uint64, torch.bool, torch.complex64),
     ]
     parent[key] = parent[key].to(rng.choice([dtype for dtype in others if dtype != parent[key].dtype]))
+    return None
+
+
+def _frames(tree: Tree) -> list[Any]:
+    """The coded models of an answer."""
+    fields = tree["release"].values() if isinstance(tree["release"], dict) else ()
+    return [value["~coded"] for value in fields if isinstance(value, dict) and "~coded" in value]
+
+
+def odd_code(tree: Tree, rng: random.Random) -> None:
+    """A coded model with other numbers, steps that are none, too many bytes or too few, or a frame that grows."""
+    frames = _frames(tree)
+    if not frames:
+        return odd_numbers(tree, rng)
+    frame = rng.choice(frames)
+    raw = bytearray(zstandard.ZstdDecompressor().decompress(frame["data"].numpy().tobytes()))
+    lie = rng.choice(("numbers", "numbers", "not a number", "longer", "shorter", "bomb", "unsized", "two", "plain"))
+    if lie == "numbers":
+        for _ in range(rng.choice((1, 8, 64, 512))):
+            raw[rng.randrange(len(raw))] = rng.randrange(256)
+    elif lie == "not a number":
+        start = rng.randrange(len(raw))
+        raw[start : start + 400] = b"\xff\x7f" * (len(raw[start : start + 400]) // 2)
+    elif lie in ("longer", "shorter"):
+        raw = raw + b"\0" * rng.choice((1, 4, 600)) if lie == "longer" else raw[: -rng.choice((1, 2, 513))]
+    elif lie == "bomb":
+        raw = bytearray(rng.choice((2**22, 2**24)))
+    packed = zstandard.ZstdCompressor(write_content_size=lie != "unsized").compress(bytes(raw))
+    packed = packed + packed if lie == "two" else bytes(raw) if lie == "plain" else packed
+    frame["data"] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+    return None
+
+
+def odd_wire(tree: Tree, rng: random.Random) -> None:
+    """A coded model that says something else of itself."""
+    frames = _frames(tree)
+    if not frames:
+        return type_swapped(tree, rng)
+    changes = [
+        {"format": rng.choice((0, 2, True, 1.0, "1"))},
+        {"coding": rng.choice(("full", "bf16", "int8", "int4", "topk", "none", 4))},
+        {"base": "0" * 64},
+        {"layout": '{"tree":"{}","tensors":[["float32",[1099511627776]]]}'},
+        {"answer": rng.choice(("int4", "none", None))},
+        {"data": torch.zeros(rng.choice((0, 8)), dtype=rng.choice((torch.uint8, torch.int64)))},
+    ]
+    rng.choice(frames).update(rng.choice(changes))
     return None
 
 
@@ -406,7 +464,7 @@ def bomb(tree: Tree, rng: random.Random) -> None:
 BYTES = (bits_flipped, cut, spliced, another_header_length)
 TREES = (
     *(type_swapped, type_swapped, field_missing, field_extra, odd_numbers, negative_variance, another_shape),
-    *(another_dtype, forged_count, forged_scores, forged_time, forged_code, forged_facts),
+    *(another_dtype, forged_count, forged_scores, forged_time, forged_code, forged_facts, odd_code, odd_wire),
 )
 
 

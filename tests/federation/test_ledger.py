@@ -18,7 +18,7 @@ from fedshift.cli.app import app
 from fedshift.errors import InputError
 from fedshift.federation import codec
 from fedshift.federation.engines import Engine, Failure
-from fedshift.federation.ledger import HEAD, LEDGER, Ledger
+from fedshift.federation.ledger import HEAD, LEDGER, Ledger, fields_left
 from fedshift.federation.releases import kinds
 from fedshift.federation.step import STEPS, Request
 from fedshift.methods.averaging import Trained
@@ -34,7 +34,7 @@ def filled(folder: Path, questions: int = 3) -> Path:
     for number in range(questions):
         ledger = Ledger(folder)  # Each time anew, as after a restart.
         ledger.asked("averaging.train", number, "a", b"body")
-        ledger.answered("averaging.train", number, Trained({}, 12, 0.5), None, "00000000.100", 0, b"reply")
+        ledger.answered("averaging.train", number, fields_left(Trained({}, 12, 0.5), {}), None, "00000000.100", 0, b"reply")
     return folder / LEDGER
 
 

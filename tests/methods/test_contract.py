@@ -59,11 +59,11 @@ def _with_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS._values, "fedprox", OWN)
 
 
-def cases(pairs: Iterable[tuple[str, str]]) -> pytest.MarkDecorator:
+def cases(pairs: Iterable[tuple[str, str]], always: Sequence[str] = ALWAYS) -> pytest.MarkDecorator:
     """One test per method and setting. All tests of a method share one worker of xdist, where it is trained once."""
     marked = []
     for name, setting in pairs:
-        is_fast = name in ALWAYS and setting == TABLE[name].about.settings[0]
+        is_fast = name in always and setting == TABLE[name].about.settings[0]
         marks = [pytest.mark.xdist_group(name), *([] if is_fast else [pytest.mark.slow])]
         marked.append(pytest.param(name, setting, id=f"{name}-{setting}", marks=marks))
     return pytest.mark.parametrize(("method", "setting"), marked)
@@ -208,8 +208,9 @@ def disturbances(method: str) -> tuple[str, ...]:
     return (WORKERS, ORDER, RESUMED) if learns_from_them else (WORKERS, ORDER, RESUMED, LABELS)
 
 
-def disturbed_run(method: str, setting: str, data: Path, out: Path, disturbed_by: Sequence[str]) -> dict[str, Any]:
-    overrides: dict[str, Any] = {}
+def disturbed_run(
+    method: str, setting: str, data: Path, out: Path, disturbed_by: Sequence[str], **overrides: Any
+) -> dict[str, Any]:
     if WORKERS in disturbed_by:
         overrides["workers"] = 2
     if ORDER in disturbed_by and setting == "multi-adapt":
@@ -248,6 +249,18 @@ def differences(usual: dict[str, Any], disturbed: dict[str, Any], disturbed_by: 
     }
     compared = ["model_sha256", "bytes", "counters", "source_val", "chosen_round", "confusion"]
     return [key for key in compared if disturbed[key] != expected[key]]
+
+
+@cases([(name, entry.about.settings[0]) for name, entry in TABLE.items()], always=("fedavg",))
+def test_no_disturbance_changes_a_byte_of_models_in_fewer_bytes(
+    method: str, setting: str, tiny_data: Path, tmp_path: Path
+) -> None:
+    """What sites and coordinator remember of each other's models has to be the same everywhere, and after a resume."""
+    keys = {"compress": "int4", "train_per_site": 24}
+    undisturbed = run(make_config(settings(method, setting, tiny_data, **keys)), tmp_path / "usual")
+    disturbed = disturbed_run(method, setting, tiny_data, tmp_path, (WORKERS, ORDER, RESUMED), **keys)
+    assert differences(undisturbed, disturbed, ()) == []
+    assert not [name for name in disturbed["counters"] if name.startswith(("failed.", "refused."))]
 
 
 @every_setting

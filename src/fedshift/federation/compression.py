@@ -208,7 +208,7 @@ def received(payload: Mapping[str, Any], store: SiteStore) -> tuple[dict[str, An
         base = _stored(store, f"received-{name}", wire.base) if wire.base else None
         try:
             reference = _decoded_question(wire, base)
-        except (ValueError, TypeError, RuntimeError, OverflowError, RecursionError, MemoryError) as error:
+        except Exception as error:  # A hostile message can fail in any part of the decoder.
             raise FedshiftError("message-invalid", f"{name} could not be decoded ({type(error).__name__})") from error
         decoded[name] = reference.value()
         found.references[name], found.answers[name] = reference, wire.answer

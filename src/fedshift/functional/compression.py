@@ -162,8 +162,8 @@ def _in_steps(values: Tensor, coding: Coding) -> list[Tensor]:
     numbers = (blocks / torch.where(steps == 0, 1.0, steps)[:, None]).round_().clamp_(-most, most)
     codes = numbers.reshape(-1).to(torch.int8)
     if coding == "int4":
-        pairs = (codes + 8).view(torch.uint8)
-        return [_planes(steps), pairs[0::2] | pairs[1::2] << 4]
+        nibbles = codes.view(torch.uint8) & 15
+        return [_planes(steps), nibbles[0::2] | nibbles[1::2] << 4]
     return [_planes(steps), codes.view(torch.uint8)]
 
 
@@ -171,7 +171,8 @@ def _from_steps(reader: _Reader, blocks: int, coding: Coding) -> Tensor:
     steps = reader.planes(blocks, torch.float32)
     if coding == "int4":
         pairs = reader.take(blocks * BLOCK // 2)
-        codes = torch.stack([pairs & 15, pairs >> 4], dim=1).reshape(-1).to(torch.int8) - 8
+        nibbles = torch.stack([pairs & 15, pairs >> 4], dim=1).reshape(-1)
+        codes = (nibbles ^ 8).to(torch.int8) - 8  # In two's complement, as whole bytes are.
     else:
         codes = reader.take(blocks * BLOCK).view(torch.int8)
     return codes.reshape(-1, BLOCK).float().mul_(steps[:, None]).reshape(-1)
@@ -229,7 +230,7 @@ class _Reader:
 
     def planes(self, count: int, dtype: torch.dtype) -> Tensor:
         raw = self.take(count * dtype.itemsize).reshape(dtype.itemsize, -1)
-        return raw.T.contiguous().reshape(-1).view(dtype)
+        return raw.T.clone(memory_format=torch.contiguous_format).reshape(-1).view(dtype)
 
     def require_end(self) -> None:
         if self._at != len(self._data):
