@@ -19,8 +19,8 @@ from fedshift.federation import codec
 from fedshift.federation.compression import Reference, Sent, Update, received
 from fedshift.federation.federation import Federation
 from fedshift.federation.releases import kinds
-from fedshift.federation.site import SiteStore
 from fedshift.federation.step import Request, answer
+from fedshift.federation.store import SiteStore
 from fedshift.functional.compression import encode, form_of
 from fedshift.methods.averaging import train
 from fedshift.methods.local import weights_of

@@ -34,7 +34,9 @@ def filled(folder: Path, questions: int = 3) -> Path:
     for number in range(questions):
         ledger = Ledger(folder)  # Each time anew, as after a restart.
         ledger.asked("averaging.train", number, "a", b"body")
-        ledger.answered("averaging.train", number, fields_left(Trained({}, 12, 0.5), {}), None, "00000000.100", 0, b"reply")
+        ledger.answered(
+            "averaging.train", number, fields_left(Trained({}, 12, 0.5), {}), None, "00000000.100", 0, b"reply"
+        )
     return folder / LEDGER
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedshift.errors import FedshiftError, SiteError
 from fedshift.federation import codec
-from fedshift.federation.checks import DTYPES, Like
+from fedshift.federation.checks import DTYPES, Expected, Like
 from fedshift.federation.releases import Kind, Release, kinds
 from fedshift.federation.store import SiteStore
 from fedshift.functional.compression import Coding, Form, decode, encode, form_of, most_bytes
@@ -113,8 +113,8 @@ class Broadcasts:
     def coded(
         self, site: str, payload: Mapping[str, Any], step: Step[Any], plain: Collection[str]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A payload as it is sent, and those of its models that are coded as the site will have them. Answers in the
-        fields `plain` are not coded."""
+        """A payload as it is sent, and those of its models that are coded as the site will have them, with what is then
+        known of its answer. Answers in the fields `plain` are not coded."""
         wire, decoded = dict(payload), dict[str, Any]()
         released = kinds(step.release)
         if self._compress == "none" or not any(kind.name == "weights" for kind in released.values()):
@@ -124,11 +124,12 @@ class Broadcasts:
                 continue
             known = self._known.get(site, {}).get(name)
             key = (name, id(payload[name]), known.digest if known else "")
+            is_answered = name in released and name not in plain and _is_flat(payload[name])
+            answer = self._compress if is_answered else "none"
             if key not in self._done:
-                answer = self._compress if name in released and name not in plain else "none"
                 self._done[key] = self._code(payload[name], known, answer)
             wire[name], reference = self._done[key]
-            decoded[name] = reference.value()
+            decoded[name] = Update(reference.value(), answer) if answer != "none" else reference.value()
             self._pending.setdefault(site, {})[name] = reference
         return wire, decoded
 
@@ -174,6 +175,10 @@ def _is_of_weights(hint: Any) -> bool:
     if found:
         return found[0].name == "weights"
     return any(map(_is_of_weights, get_args(hint)))
+
+
+def _is_flat(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(item, Tensor) for item in value.values())
 
 
 def _has_tensors(value: Any) -> bool:
@@ -305,6 +310,14 @@ class Update(Like):
         forms = [form_of(tensor) for tensor in before]
         tensors = decode(_inflated(wire.data, forms, wire.coding), forms, before, wire.coding)
         return dict(zip(self.like, tensors, strict=True))
+
+
+def like_of(
+    release: type[Release], payload: Mapping[str, Any], coded: Mapping[str, Any]
+) -> dict[str, Expected | Mapping[str, Tensor]]:
+    """What is known of answers from their question: fields of the same name have the same layout."""
+    known = {**payload, **coded}
+    return {name: known[name] for name in kinds(release) if isinstance(known.get(name), Mapping | Update)}
 
 
 # --- The wire ---------------------------------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ from fedshift.federation import codec
 from fedshift.federation.admission import Failed, admit
 from fedshift.federation.aggregation import COUNT_MULTIPLE, DEFAULT, RULES, Gathered, RobustRule, clipping
 from fedshift.federation.checks import Expected, Refused, Sizes
-from fedshift.federation.compression import LOST, Broadcasts, Compress, Update
+from fedshift.federation.compression import LOST, Broadcasts, Compress, like_of
 from fedshift.federation.engines import Engine, Failure
 from fedshift.federation.plan import Plan
-from fedshift.federation.releases import Release, Weights, kinds
+from fedshift.federation.releases import Release, Weights
 from fedshift.federation.sampling import TakingPart, draw_sites, wanted_sites
 from fedshift.federation.shelf import Shelf
 from fedshift.federation.site import Labelled, SiteHost, Unlabelled, WithTargets
@@ -351,7 +351,7 @@ class Federation:
             wire, coded = (own, {}) if site == home else self.broadcasts.coded(site, own, step, expect)
             values = tuple(map(id, wire.values()))
             if values not in made:
-                made[values] = _Question(codec.pack(wire), {**self._like(step, own, coded), **expect})
+                made[values] = _Question(codec.pack(wire), {**like_of(step.release, own, coded), **expect})
             requests[site] = Request(site, step.name, self.round, secrets.token_hex(8), made[values].body)
             expected[site] = made[values].expected
         self.broadcasts.asked()
@@ -370,18 +370,6 @@ class Federation:
                 self._admit(outcome, requests[site], step, expected[site], replies, traffic, waited)
             self.watch.answered(step.name, site)
             asked = time.perf_counter()
-
-    def _like(
-        self, step: Step[R], own: Mapping[str, Any], coded: Mapping[str, Any]
-    ) -> dict[str, Expected | Mapping[str, Tensor]]:
-        """What is known of answers from their question: fields of the same name have the same layout."""
-        found: dict[str, Expected | Mapping[str, Tensor]] = {}
-        for name in kinds(step.release):
-            if name in coded and isinstance(coded[name], Mapping):
-                found[name] = Update(coded[name], self.rules.compress)
-            elif isinstance(own.get(name), Mapping):
-                found[name] = own[name]
-        return found
 
     def _require_new(self, site: str, step: Step[Any], number: str) -> None:
         """Sites on other machines would refuse it: what works here has to work there."""
