@@ -33,6 +33,7 @@ CATALOGUE: dict[str, str] = {
     "open-files": "No more files can be opened: the limit of the process or of the system is reached.",
     "tracker": "A tracker's package is not installed, or what it writes to cannot be written.",
     "site-policy": "A site's own policy forbids what was asked.",
+    "privacy-budget": "An answer would go beyond the site's own budget of differential privacy.",
     "site-failed": "A step failed at a site, or too few sites answered.",
     "site-mismatch": "A site runs another version of fedshift, or describes its data differently.",
     "step-unknown": "A site was asked for a step it does not have.",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -32,3 +33,17 @@ class Rng:
 
     def numpy(self) -> np.random.Generator:
         return np.random.default_rng(self.seed())
+
+
+def secret_normals(key: bytes, count: int) -> NDArray[np.float64]:
+    """Independent numbers with a standard normal distribution (Box and Muller), made from a key."""
+    half = -(-count // 2)
+    uniform = secret_uniforms(key, 2 * half)
+    radius, angle = np.sqrt(-2 * np.log1p(-uniform[:half])), 2 * np.pi * uniform[half:]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+
+
+def secret_uniforms(key: bytes, count: int) -> NDArray[np.float64]:
+    """Independent numbers from 0 to below 1, made from a key."""
+    stream = hashlib.shake_256(key).digest(8 * count)
+    return (np.frombuffer(stream, dtype="<u8") >> 11).astype(np.float64) / 2**53

@@ -27,7 +27,8 @@ class KindTotal:
 class LedgerAudit:
     """A ledger whose chain holds. `codes` counts answers without a release by their code. `head` is the SHA-256 of its
     last line: written down elsewhere, it proves later that nothing before it was changed. `behind`: lines that the
-    head file does not know, because the site was stopped while it wrote."""
+    head file does not know, because the site was stopped while it wrote. `epsilon`: what was spent of its budget of
+    privacy by the last answer under one."""
 
     path: Path
     lines: int = 0
@@ -40,6 +41,7 @@ class LedgerAudit:
     last: str = ""
     head: str = ORIGIN
     behind: int = 0
+    epsilon: float | None = None
 
 
 def find_ledgers(folder: Path) -> list[Path]:
@@ -90,6 +92,8 @@ def _add(found: LedgerAudit, row: dict[str, Any]) -> None:
     elif row["event"] == "answered":
         found.answers += 1
         found.answer_bytes += int(row["bytes"])
+        if "epsilon" in row:
+            found.epsilon = float(row["epsilon"])
         if row["code"] is not None:
             found.codes[str(row["code"])] += 1
     elif row["event"] == "left":

@@ -367,13 +367,33 @@ def ui(
 
 
 @app.command()
-def privacy(method: Annotated[str, typer.Argument(help="See `fedshift list methods`.")]) -> None:
-    """Show what leaves a site under a method, read from the declared types."""
-    from fedshift.cli.show import show_privacy
+def privacy(
+    method: Annotated[str, typer.Argument(help="See `fedshift list methods`.")],
+    epsilon: Annotated[
+        float | None, typer.Option(help="Say how much noise keeps a site's answers within this epsilon.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="With --epsilon: rounds of the run.", min=1)] = 20,
+    delta: Annotated[float, typer.Option(help="With --epsilon: delta.")] = 1e-5,
+    level: Annotated[
+        str, typer.Option(help="With --epsilon: site (all its data) or record (one training sample, by DP-SGD).")
+    ] = "site",
+    clip: Annotated[
+        float, typer.Option(help="With --epsilon: the longest update of a site, or gradient of a sample.")
+    ] = 1.0,
+    samples: Annotated[int, typer.Option(help="With --level record: training samples of the site.", min=1)] = 800,
+    batch_size: Annotated[int, typer.Option(help="With --level record: samples per batch on average.", min=1)] = 64,
+    local_epochs: Annotated[float, typer.Option(help="With --level record: passes per round.")] = 1.0,
+) -> None:
+    """Show what leaves a site under a method, and how much noise a budget of differential privacy takes."""
+    from fedshift.cli.privacy import show_privacy, show_proposal
 
     if ":" in method:
         _allow(method.partition(":")[0])
-    show_privacy(method)
+    if epsilon is None:
+        show_privacy(method)
+    else:
+        how = {"clip": clip, "samples": samples, "batch_size": batch_size, "local_epochs": local_epochs}
+        show_proposal(method, epsilon, rounds, delta, level, how)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""What commands print: results of a run, a data report, privacy, cost, a benchmark."""
+"""What commands print: results of a run, a data report, cost, a benchmark."""
 
 from __future__ import annotations
 
@@ -22,14 +22,10 @@ from fedshift.bench.run import FailedJob
 from fedshift.bench.suite import SuiteResult
 from fedshift.bench.tables import text
 from fedshift.data import DataReport
-from fedshift.federation.handshake import introduce
-from fedshift.federation.releases import kinds
-from fedshift.methods import find_about, find_method
-from fedshift.methods.evaluation import score
-from fedshift.methods.statistics import measure
 from fedshift.report.text import byte_size, duration, explain_counter, plural
 from fedshift.runs.card import skipped_throughout
 from fedshift.runs.health import PREDICT_RULE, class_overlaps, in_percent
+from fedshift.runs.privacy import privacy_lines, read_promised
 
 _SHOWN = 10
 """At most this many unreadable files and duplicates are named; the counts include all."""
@@ -53,6 +49,8 @@ def show_ledger(console: Console, found: LedgerAudit) -> None:
     for kind, total in sorted(found.kinds.items()):
         table.add_row(kind, f"{total.releases:,}", f"{total.values:,}", f"{total.bytes:,}", f"{len(total.rounds):,}")
     console.print(table)
+    if found.epsilon is not None:
+        console.print(f"Spent of the site's budget of privacy by then, in all runs: epsilon {found.epsilon:.4g}.")
     if found.behind:
         console.print(f"The site was stopped while it wrote: {found.behind} lines are newer than the ledger's head.")
     console.print(f"SHA-256 of the last line: {found.head}\n")
@@ -94,6 +92,8 @@ def show_results(results: Mapping[str, Any], folder: Path) -> None:
     )
     for name, count in results["counters"].items():
         console.print(f"[yellow]{escape(name)} x{count}[/yellow] {escape(explain_counter(name))}", highlight=False)
+    for line in privacy_lines(read_promised(results)):
+        console.print(f"differential privacy: {escape(line)}")
     for found in results.get("warnings", ()):
         code, text, advice = (escape(found[key]) for key in ("code", "text", "advice"))
         console.print(f"[bold yellow]warning: {code}[/bold yellow] {text} [dim]{advice}[/dim]", highlight=False)
@@ -149,40 +149,6 @@ def show_data_report(report: DataReport, *, as_json: bool = False) -> None:
 
 def _line(console: Console, colour: str, what: str, text: str) -> None:
     console.print(f"[{colour}]{what}[/{colour}] {escape(text)}", highlight=False)
-
-
-def show_privacy(method: str) -> None:
-    """`fedshift privacy`: what leaves a site, read from the types that the code itself obeys."""
-    implementation, about = find_method(method), find_about(method)
-    table = Table(
-        title=f"What leaves a site under {method.lower()}",
-        title_justify="left",
-        box=HORIZONTALS,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    # Names must not wrap; sentences may. Each step has its own line, so that 80 columns are enough.
-    for column in ("step and field", "kind"):
-        table.add_column(column, no_wrap=True, overflow="fold")
-    for column in ("what it is", "to", "secure aggregation"):
-        table.add_column(column, min_width=12, overflow="fold")
-    # Besides the method's steps, every site introduces itself once, measures its statistics with norm=own, and scores
-    # models if it has labels. DualAdapt's clients send their statistics in its own step.
-    measures = "multi-adapt" in about.settings and not about.uses_statistics
-    for step in (introduce, *implementation.steps, *((measure,) if measures else ()), score):
-        table.add_section()
-        table.add_row(step.name)
-        for field, kind in kinds(step.release).items():
-            if field in about.unsent:
-                continue
-            is_summed = field in step.release.summed
-            aggregation = "possible with aggregation=mean: only the sum is used" if is_summed else "no: used one by one"
-            to = "coordinator, other sites" if field in step.release.passed_on else "coordinator"
-            table.add_row(f"  {field}", kind.name, kind.meaning, to, aggregation)
-    console = Console()
-    console.print(table)
-    if about.data != "federated":
-        console.print(f"[yellow]In addition, {about.name} needs {escape(about.needs)}.[/yellow]", highlight=False)
 
 
 def show_cost(cost: Cost, *, as_json: bool) -> None:

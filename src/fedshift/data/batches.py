@@ -199,13 +199,19 @@ class LabelledData(_Data):
         `_Inputs.stretch`."""
         return self._batches(self._inputs.cut(self._inputs.stretch(begin, end, order), size), rng, augment)
 
+    def chosen(
+        self, indices: Iterable[Tensor], rng: Rng, augment: PairAugment | None = None
+    ) -> Iterator[LabelledBatch]:
+        """Batches of these samples. A batch may be empty."""
+        return self._batches(indices, rng, augment)
+
     def _batches(self, indices: Iterable[Tensor], rng: Rng, augment: PairAugment | None) -> Iterator[LabelledBatch]:
         generator = rng.child("augment").torch()
         for index in indices:
             x, y = self._inputs.gather(index), self._labels[index]
             if self._poison:
                 y = with_wrong_labels(y, self._poison, self._classes)
-            if augment is not None:
+            if augment is not None and len(index):
                 x, y = augment(x, y, generator)
             yield LabelledBatch(x.to(self._device), y.to(self._device), index)
 

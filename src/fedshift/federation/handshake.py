@@ -13,6 +13,7 @@ from fedshift.federation import codec
 from fedshift.federation.checks import MOST_SAMPLES, Refused, require
 from fedshift.federation.federation import Federation, needed_answers, tell_absent
 from fedshift.federation.plan import ModelSpec
+from fedshift.federation.policy import Promise
 from fedshift.federation.releases import Facts, Release
 from fedshift.federation.site import Evaluated
 from fedshift.federation.step import step
@@ -42,16 +43,21 @@ _SHOWN = 5
 @dataclass(frozen=True)
 class Described:
     """A site, as far as the coordinator may know it: how many samples a split has, which splits have labels, how many
-    files could not be read, and how many are nearly black for want of scaling."""
+    files could not be read, and how many are nearly black for want of scaling. `privacy`: what it promises to its own
+    people, if it keeps a budget."""
 
     sizes: Mapping[str, int]
     labelled: tuple[str, ...]
     skipped: int
     dark: int
+    privacy: Promise | None
 
     def __post_init__(self) -> None:
         numbers = (*self.sizes.values(), self.skipped, self.dark)
         is_sound = set(self.sizes) == set(_SPLITS) and set(self.labelled) <= set(_SPLITS)
+        if self.privacy is not None:
+            stated = (self.privacy.epsilon, self.privacy.delta, self.privacy.noise)
+            is_sound = is_sound and all(0 < number <= 1e12 for number in stated) and self.privacy.delta < 1
         require(is_sound and all(0 <= number <= MOST_SAMPLES for number in numbers), "facts")
 
 

@@ -71,11 +71,14 @@ class Ledger:
         seconds: str,
         clipped: int,
         data: bytes,
+        epsilon: float | None = None,
     ) -> None:
-        """Lists an answer, `data` as it leaves: each of the `fields_left`, then all else that crosses with them."""
+        """Lists an answer, `data` as it leaves: each of the `fields_left`, then all else that crosses with them.
+        `epsilon` is what was spent of the site's budget of privacy, if it has one: it stays here."""
         left = [_event("left", step, round) | dict(one) for one in fields]
         told = {"code": code, "seconds": seconds, "clipped": clipped, "bytes": len(data), "sha256": _sha256(data)}
-        self._append([*left, _event("answered", step, round) | told])
+        spent = {} if epsilon is None else {"epsilon": round_up(epsilon)}
+        self._append([*left, _event("answered", step, round) | told | spent])
 
     def log(self, text: str) -> None:
         """The text may quote what came from elsewhere: it steers no terminal, and no line of it looks like another
@@ -175,6 +178,10 @@ def _is_question(line: str) -> bool:
 
 def _is_start(line: str) -> bool:
     return _is_question(line) and f'"step": "{HANDSHAKE}"' in line
+
+
+def round_up(epsilon: float) -> float:
+    return math.ceil(epsilon * 1e4) / 1e4
 
 
 def _event(name: str, step: str, round: int) -> dict[str, Any]:

@@ -10,9 +10,8 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,11 +21,31 @@ from fedshift.federation import codec
 from fedshift.federation.engines.workers import MOST_ROUNDS
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import KINDS, SINGLE_SAMPLES, Release, kinds
+from fedshift.functional.accountant import Mechanism
 from fedshift.functional.averaging import update_norm
+from fedshift.rng import secret_normals
 
 _MOST = 10**9
 MOST_QUESTIONS = _MOST
 _MOST_THREADS = 256
+
+Level = Literal["site", "record"]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a site promises to stay within: `epsilon` and `delta` of differential privacy. Level `site`: between any two
+    data sets that it could have, of the same sizes. Level `record`: whether one training sample takes part. Both hold
+    towards whoever sees the site's own answers. `noise` is as in `Mechanism`."""
+
+    level: Level
+    epsilon: float
+    delta: float
+    noise: float
+
+    def answer(self, rate: float = 1.0, steps: int = 1) -> Mechanism:
+        """What one answer costs; on level `record` one that took so many steps."""
+        return Mechanism(self.noise, rate, steps)
 
 
 @dataclass(frozen=True)
@@ -42,6 +61,11 @@ class Policy:
     and `max_questions`: the most per run. `max_resumes`: how often a run may go on after an interruption, and ask the
     last rounds again. `max_image_size`: the largest that images may be asked for, in pixels.
 
+    `epsilon` and `delta`: the budget of differential privacy for all that leaves, of every run together; it takes
+    `clip_norm` and `noise`. `record_epsilon` is one for single training samples instead, kept by DP-SGD with `dp_clip`,
+    the longest gradient of a sample, and `dp_noise`, the noise in multiples of it. `scores` under a budget: refuse
+    (None), noise, or exact, which is outside of it.
+
     For the file of a site on another machine: `label_column`: the column of its table with the classes. `classes`: the
     only names of classes that it may tell. `max_classes`: the most classes that its data may have (None: 1000 of
     images, 100 of tables, so that a column of identifiers is none of labels)."""
@@ -51,6 +75,12 @@ class Policy:
     min_scored: int | None = None
     clip_norm: float | None = None
     noise: float = 0.0
+    epsilon: float | None = None
+    delta: float = 1e-5
+    record_epsilon: float | None = None
+    dp_clip: float = 1.0
+    dp_noise: float = 0.0
+    scores: Literal["refuse", "noise", "exact"] | None = None
     imports: tuple[str, ...] = ()
     methods: tuple[str, ...] | None = None
     min_steps: int = 0
@@ -95,6 +125,47 @@ class Policy:
             raise _wrong("clip_norm", "a number above 0, or null for no limit", self.clip_norm)
         if self.label_column is not None and (type(self.label_column) is not str or not self.label_column):
             raise _wrong("label_column", "the name of a column", self.label_column)
+        self._check_budget()
+
+    def _check_budget(self) -> None:
+        for key in ("epsilon", "record_epsilon"):
+            value = getattr(self, key)
+            if value is not None and (not _is_number(value) or value <= 0):
+                raise _wrong(key, "a number above 0, or null for no budget", value)
+        if not _is_number(self.delta) or not 0 < self.delta < 1:
+            raise _wrong("delta", "a number above 0 and below 1, such as 1e-5", self.delta)
+        if not _is_number(self.dp_clip) or self.dp_clip <= 0:
+            raise _wrong("dp_clip", "a number above 0", self.dp_clip)
+        if not _is_number(self.dp_noise) or self.dp_noise < 0:
+            raise _wrong("dp_noise", "a number of 0 or more", self.dp_noise)
+        if self.scores not in (None, "refuse", "noise", "exact"):
+            raise _wrong("scores", "refuse, noise or exact", self.scores)
+        advice = "`fedshift privacy METHOD --epsilon E --rounds N` proposes them"
+        if self.epsilon is not None and self.record_epsilon is not None:
+            raise InputError("config-value", "policy.epsilon and policy.record_epsilon: a site keeps one of them")
+        if self.epsilon is not None and (self.clip_norm is None or self.noise == 0):
+            raise InputError("config-value", f"policy.epsilon takes policy.clip_norm and policy.noise: {advice}")
+        if self.record_epsilon is not None and self.dp_noise == 0:
+            raise InputError("config-value", f"policy.record_epsilon takes policy.dp_noise: {advice} (--level record)")
+        if self.record_epsilon is not None and (self.clip_norm is not None or self.noise > 0):
+            raise InputError(
+                "config-value", "policy.record_epsilon: the noise is in the training, so leave out clip_norm and noise"
+            )
+
+    @property
+    def promise(self) -> Promise | None:
+        """The budget that the site keeps, if it has one."""
+        if self.epsilon is not None:
+            # Two updates of at most `clip_norm` are at most twice that apart.
+            return Promise("site", self.epsilon, self.delta, self.noise / (2 * (self.clip_norm or math.inf)))
+        if self.record_epsilon is not None:
+            return Promise("record", self.record_epsilon, self.delta, self.dp_noise)
+        return None
+
+    @property
+    def scoring(self) -> Literal["refuse", "noise", "exact"]:
+        """How held-back samples are scored."""
+        return self.scores or ("exact" if self.promise is None else "refuse")
 
     def check_plan(self, plan: Plan) -> None:
         """Refuses a plan that asks for what this site does not take part in, or whose numbers make no sense."""
@@ -178,7 +249,8 @@ class Policy:
                 raise SiteError("site-policy", f"the site's policy does not allow {kind.name!r} to leave it")
             if kind.name == "mixture":
                 self._check_components(getattr(release, field))
-            if kind.name == "weights" and (self.clip_norm is not None or self.noise > 0):
+            hides = self.clip_norm is not None or self.noise > 0
+            if kind.name == "weights" and hides and self.promise is None:
                 value, was_clipped = self._protect(getattr(release, field), received.get(field), secret)
                 changed[field] = value
                 clipped += was_clipped
@@ -228,11 +300,7 @@ def _with_noise(weights: Mapping[str, Tensor], deviation: float, key: bytes) -> 
     noisy = dict(weights)
     for name, value in weights.items():
         if value.is_floating_point():
-            count = -(-value.numel() // 2)
-            stream = hashlib.shake_256(key + name.encode()).digest(16 * count)
-            uniform = (np.frombuffer(stream, dtype="<u8") >> 11).astype(np.float64) / 2**53
-            radius, angle = np.sqrt(-2 * np.log1p(-uniform[:count])), 2 * np.pi * uniform[count:]
-            normal = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[: value.numel()]
+            normal = secret_normals(key + name.encode(), value.numel())
             noisy[name] = value + torch.from_numpy(deviation * normal).to(value).reshape(value.shape)
             if name.endswith("running_var"):
                 noisy[name].clamp_(min=0)  # A network takes its root.

@@ -3,10 +3,9 @@ learning, `Evaluated` for scoring only."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +21,7 @@ from fedshift.data.domain import VOID, Dataset, DataSource, Domain, Split
 from fedshift.data.registry import survey
 from fedshift.errors import InputError, SiteError
 from fedshift.federation import codec
+from fedshift.federation.budget import RecordPrivacy, read_key
 from fedshift.federation.plan import Plan
 from fedshift.federation.policy import Policy
 from fedshift.federation.store import SiteStore
@@ -67,23 +67,11 @@ class SiteSpec:
 
     def read_secret(self) -> bytes:
         """The site's own key, made when it is first needed."""
-        path = self.secret or self.folder / "secret"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # Linked into place whole: of two processes that make one at the same time, both read the same.
-            fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-            if not path.exists():
-                fresh.touch(0o600, exist_ok=False)
-                fresh.write_bytes(secrets.token_bytes(32))
-                with suppress(FileExistsError):
-                    path.hardlink_to(fresh)
-                fresh.unlink()
-            key = path.read_bytes()
-        except OSError as error:
-            raise InputError("disk", f"cannot read or write {path}: {error.strerror or error}") from error
-        if len(key) != 32:
-            raise InputError("deploy-kit", f"{path} is damaged: delete it, and a new one is made")
-        return key
+        return read_key(self.key_file)
+
+    @property
+    def key_file(self) -> Path:
+        return self.secret or self.folder / "secret"
 
     @property
     def poison(self) -> float:
@@ -115,6 +103,9 @@ class Site:
         self.min_samples = spec.policy.min_samples
         self._least_scored = spec.policy.least_scored
         self._poison = spec.poison
+        self._scoring, self._promise = spec.policy.scoring, spec.policy.promise
+        self.private: RecordPrivacy | None = None
+        """Set while a step trains under a budget for single samples."""
         self._data: list[LabelledData | UnlabelledData] = []
 
     def begin(self, round: int) -> None:
@@ -221,6 +212,8 @@ class Evaluated(Site):
         least = {"train": 1, "val": self._least_scored, "test": self._least_scored}
         labels = [part.labels for parts in splits.values() for part in parts if part.labels is not None]
         shape = domain.train.inputs.shape[1:]
+        refused = ("val", "test") if self._scoring == "refuse" else ()
+        highest = max((int(np.max(part, initial=0, where=part != VOID)) for part in labels), default=-1)
         return {
             "version": __version__,
             "classes": list(self._classes),
@@ -229,11 +222,13 @@ class Evaluated(Site):
             "labelled": [
                 name
                 for name, parts in splits.items()
-                if sum(len(part) for part in parts if part.labels is not None) >= least[name]
+                if name not in refused and sum(len(part) for part in parts if part.labels is not None) >= least[name]
             ],
-            "skipped": len(domain.skipped),
-            "dark": len(domain.dark),
-            "highest_label": max((int(np.max(part, initial=0, where=part != VOID)) for part in labels), default=-1),
+            # Under a budget nothing is told that depends on single samples, but for sizes.
+            "privacy": codec.plain(self._promise),
+            "skipped": 0 if self._promise else len(domain.skipped),
+            "dark": 0 if self._promise else len(domain.dark),
+            "highest_label": max(highest, len(self._classes) - 1) if self._promise else highest,
         }
 
 
@@ -353,6 +348,15 @@ class SiteHost:
         """SHA-256 of the plan and of this site's part in it: the same question under another plan is another one."""
         told = [codec.plain(self.plan), codec.plain(replace(self.spec, policy=Policy()))]
         return codec.sha256(json.dumps(told, sort_keys=True).encode())
+
+    @cached_property
+    def data_digest(self) -> str:
+        """SHA-256 of what the site learns from."""
+        train = self.domain.train
+        digest = hashlib.sha256(np.ascontiguousarray(train.inputs).data)
+        if train.labels is not None:
+            digest.update(np.ascontiguousarray(train.labels).data)
+        return digest.hexdigest()
 
     def view(self, kind: type[Site], round: int) -> Site:
         """The view of `kind`. Views are kept between rounds, so that data becomes tensors once."""

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedshift.errors import FedshiftError, SiteError
 from fedshift.federation import codec
+from fedshift.federation.budget import Guard, Public
 from fedshift.federation.compression import Received, coded_release, received
 from fedshift.federation.engines.workers import question_head
 from fedshift.federation.forgery import forged
@@ -37,7 +38,8 @@ class Step(Generic[R]):
 
     In a round a site answers it once: another payload would be another look at the same samples. A method whose
     protocol asks for more says which arguments number its questions (`numbered_by`); then it is once for each of their
-    values."""
+    values. `by_sample` says that it trains by methods/private.py where the site keeps a budget for single samples, and
+    that all it releases comes from there."""
 
     name: str
     run: Callable[..., R]
@@ -45,6 +47,7 @@ class Step(Generic[R]):
     release: type[R]
     payload: Mapping[str, Any]
     numbered_by: tuple[str, ...] = ()
+    by_sample: bool = False
 
     @property
     def scores_only(self) -> bool:
@@ -64,16 +67,20 @@ def step(function: Callable[..., R]) -> Step[R]: ...
 
 
 @typing.overload
-def step(*, numbered_by: tuple[str, ...]) -> Callable[[Callable[..., R]], Step[R]]: ...
+def step(*, numbered_by: tuple[str, ...] = (), by_sample: bool = False) -> Callable[[Callable[..., R]], Step[R]]: ...
 
 
-def step(function: Callable[..., R] | None = None, *, numbered_by: tuple[str, ...] = ()) -> Any:
+def step(
+    function: Callable[..., R] | None = None, *, numbered_by: tuple[str, ...] = (), by_sample: bool = False
+) -> Any:
     """Declares a step. The first parameter's type chooses the site's view; `rng` is derived at the site. `numbered_by`
-    is as in `Step`: names of plain arguments."""
-    return (lambda named: _declare(named, numbered_by)) if function is None else _declare(function, numbered_by)
+    (names of plain arguments) and `by_sample` are as in `Step`."""
+    if function is None:
+        return lambda named: _declare(named, numbered_by, by_sample)
+    return _declare(function, numbered_by, by_sample)
 
 
-def _declare(function: Callable[..., R], numbered_by: tuple[str, ...]) -> Step[R]:
+def _declare(function: Callable[..., R], numbered_by: tuple[str, ...], by_sample: bool) -> Step[R]:
     hints = typing.get_type_hints(function, include_extras=True)
     site, *payload = inspect.signature(function).parameters
     release = hints["return"]
@@ -84,7 +91,7 @@ def _declare(function: Callable[..., R], numbered_by: tuple[str, ...]) -> Step[R
     declared = {key: hints[key] for key in payload if key != "rng"}
     if any(declared.get(key) not in (int, str) for key in numbered_by):
         raise TypeError(f"{name}: numbered_by names arguments that are int or str, not {numbered_by}")
-    found = Step(name, function, hints[site], release, declared, numbered_by)
+    found = Step(name, function, hints[site], release, declared, numbered_by, by_sample)
     known = STEPS.get(name)
     # A notebook's cell is run again and a module reloaded: the newer function counts.
     if known is not None and known.run.__module__ != module:
@@ -112,12 +119,14 @@ class Request:
 @dataclass(frozen=True)
 class Outcome:
     """What a step releases, under the site's policy. `coded` are the fields that leave in fewer bytes, as they are
-    sent. `seconds` is the time it took when it was computed."""
+    sent. `seconds` is the time it took when it was computed. `epsilon` is what the site has spent of its budget of
+    privacy by then."""
 
     release: Release
     clipped: int = 0
     seconds: str | None = None
     coded: Mapping[str, Any] = field(default_factory=dict)
+    epsilon: float | None = None
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -161,7 +170,7 @@ def _pack_answer(spec: SiteSpec, request: Request, work: Callable[[], Outcome], 
         outcome = work()
         # Packed here, so that what cannot be packed is the step's failure.
         answered = {"code": None, "release": outcome.fields, "clipped": outcome.clipped}
-        seconds = outcome.seconds or _duration(started)
+        seconds = outcome.seconds or _duration(started, spec)
         data = codec.pack(head | answered | {"seconds": seconds})
     except Exception as error:
         if debug:
@@ -170,11 +179,11 @@ def _pack_answer(spec: SiteSpec, request: Request, work: Callable[[], Outcome], 
         text = error.message if isinstance(error, FedshiftError) else traceback.format_exc()
         ledger.log(f"round {head['round']}, step {head['step']}: {text}")
         code = error.code if isinstance(error, FedshiftError) else "site-failed"
-        outcome, seconds = None, _duration(started)
+        outcome, seconds = None, _duration(started, spec)
         data = codec.pack(head | {"code": code, "release": None, "seconds": seconds})
     left = () if outcome is None else fields_left(outcome.release, outcome.coded)
-    clipped = outcome.clipped if outcome else 0
-    ledger.answered(head["step"], head["round"], left, code, seconds, clipped, data)
+    clipped, epsilon = (outcome.clipped, outcome.epsilon) if outcome else (0, None)
+    ledger.answered(head["step"], head["round"], left, code, seconds, clipped, data, epsilon)
     return data
 
 
@@ -189,9 +198,10 @@ def _wrong_with(request: Request, spec: SiteSpec) -> str | None:
     return None if type(request.body) is bytes else "the question has no body"
 
 
-def _duration(started: float) -> str:
-    """Seconds since `started`, always as many characters: the bytes of a run must not depend on its speed."""
-    return f"{time.perf_counter() - started:012.3f}"
+def _duration(started: float, spec: SiteSpec) -> str:
+    """Seconds since `started`, always as many characters: the bytes of a run must not depend on its speed. A site with
+    a budget of privacy does not tell."""
+    return f"{0.0 if spec.policy.promise else time.perf_counter() - started:012.3f}"
 
 
 class KeptAnswers:
@@ -255,7 +265,7 @@ def _run_once(host: SiteHost, request: Request) -> Outcome:
             "site-policy",
             f"asked for round {request.round} after round {kept.round}: only the handshake of a resumed run goes back",
         )
-    question = codec.sha256(f"{host.agreement} {request.step} {request.round} ".encode() + request.body)
+    question = _question(host, request)
     number = known.number(payload)
     before = kept.load(request.round, number, question)
     if before is not None:
@@ -263,11 +273,16 @@ def _run_once(host: SiteHost, request: Request) -> Outcome:
         return Outcome(release, before["clipped"], before["seconds"], before.get("coded", {}))
     started = time.perf_counter()
     outcome = _run(host, request, known, payload, asked)
-    outcome = replace(outcome, seconds=_duration(started))
+    outcome = replace(outcome, seconds=_duration(started, host.spec))
     told = {"release": outcome.release, "clipped": outcome.clipped, "seconds": outcome.seconds}
     told |= {"coded": outcome.coded} if outcome.coded else {}
     kept.save(request.round, number, question, told)
     return outcome
+
+
+def _question(host: SiteHost, request: Request) -> str:
+    """The same for the same step, round and payload under the same plan."""
+    return codec.sha256(f"{host.agreement} {request.step} {request.round} ".encode() + request.body)
 
 
 def _read(host: SiteHost, request: Request) -> tuple[Step[Any], dict[str, Any], Received]:
@@ -315,6 +330,8 @@ def _run(host: SiteHost, request: Request, known: Step[Any], payload: Mapping[st
     site = host.view(known.view, request.round)
     if not known.scores_only:
         policy.check_samples(len(host.domain.train))
+    guard = _guard(host, request, known)
+    site.private = guard.record if guard else None
     rng = Rng.of(host.plan.seed, request.round, host.spec.name, request.step)
     if "rng" in inspect.signature(known.run).parameters:
         arguments["rng"] = rng
@@ -322,13 +339,29 @@ def _run(host: SiteHost, request: Request, known: Step[Any], payload: Mapping[st
         release = known.run(site, **arguments)
     policy.check_used(site.seen(), steps[0], type(release), scores=known.scores_only)
     release, clipped = policy.apply(_with_used_counts(release, site.used()), payload, host.spec.read_secret)
+    epsilon = None
+    if guard is not None:
+        public = Public(len(host.domain.train), site.seen())
+        release, epsilon = guard.protect(release, payload, public, is_score=known.scores_only)
     if not known.scores_only:
         release = forged(release, payload, host.spec.attacks, rng)
     # What a policy has made shorter or noisy leaves as it is: coded, it might be longer again.
-    is_protected = policy.clip_norm is not None or policy.noise > 0
+    is_protected = policy.clip_norm is not None or policy.noise > 0 or guard is not None
     coded = {} if is_protected else coded_release(release, asked, host.store, request.round)
     asked.keep(host.store, request.round)
-    return Outcome(release, clipped, coded=coded)
+    return Outcome(release, clipped, coded=coded, epsilon=epsilon)
+
+
+def _guard(host: SiteHost, request: Request, known: Step[Any]) -> Guard | None:
+    """What keeps an answer within the site's budget of privacy, if it has one."""
+    policy, spec = host.spec.policy, host.spec
+    if policy.promise is None:
+        return None
+    if policy.promise.level == "record" and not (known.scores_only or known.by_sample):
+        raise SiteError(
+            "site-policy", f"step {known.name} does not train by DP-SGD, which policy.record_epsilon asks for"
+        )
+    return Guard(policy, spec.key_file, spec.folder, _question(host, request), host.data_digest)
 
 
 def _with_used_counts(release: Release, used: int) -> Release:

@@ -22,6 +22,7 @@ from fedshift.methods.base import SHARED, About
 from fedshift.methods.clients import count_absent
 from fedshift.methods.cost import PLAIN
 from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
+from fedshift.methods.private import train_privately
 from fedshift.nn.network import Network
 from fedshift.rng import Rng
 
@@ -46,13 +47,16 @@ class Trained(Release):
     summed = frozenset({"model"})
 
 
-@step
+@step(by_sample=True)
 def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
     """ClientUpdate of Algorithm 1: local epochs of SGD on cross-entropy."""
     training = site.plan.training
     net = with_weights(plain_network(site.plan), model, site.device).train()
-    batches = site.train.batches(training.batch_size, rng, training.local_epochs, augmentation(site.plan))
     optimizer = sgd(site, net)
+    if site.private is not None:
+        train_privately(site, net, optimizer, rng)
+        return Trained(model=weights_of(net), samples=site.train.used, loss=0.0)
+    batches = site.train.batches(training.batch_size, rng, training.local_epochs, augmentation(site.plan))
     loss = train_batches(batches, lambda b: cross_entropy(net(b.x), b.y), optimizer, training.precision)
     return Trained(model=weights_of(net), samples=site.train.used, loss=loss)
 

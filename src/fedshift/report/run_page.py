@@ -25,6 +25,7 @@ from fedshift.report.text import (
 )
 from fedshift.runs.card import skipped_throughout
 from fedshift.runs.health import PREDICT_RULE, interval_of
+from fedshift.runs.privacy import OUTSIDE, privacy_lines
 from fedshift.runs.record import LedgerLine, Points, RuleScores, RunRecord
 
 WEIGHT_LIKE = ("agreement", "trust", "score")
@@ -117,6 +118,7 @@ class RunPage:
     """(class, colour) if masks are shown."""
     notes: tuple[str, ...]
     predict_rule: str = PREDICT_RULE
+    privacy: tuple[str, ...] = ()
 
 
 def run_page(number: int, record: RunRecord, view: DataView) -> RunPage:
@@ -144,6 +146,7 @@ def run_page(number: int, record: RunRecord, view: DataView) -> RunPage:
         samples=tuple(sorted(view.samples, key=lambda domain: not domain.is_target)),
         class_colours=_class_colours(view, results.classes if results else ()),
         notes=tuple(view.notes),
+        privacy=(*lines, OUTSIDE) if (lines := tuple(privacy_lines(results.privacy if results else {}))) else (),
     )
 
 

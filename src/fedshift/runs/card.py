@@ -10,6 +10,7 @@ from fedshift.federation.plan import Plan
 from fedshift.methods import find_about
 from fedshift.runs.config import RunConfig
 from fedshift.runs.health import PREDICT_RULE, class_overlaps, in_percent
+from fedshift.runs.privacy import OUTSIDE, privacy_lines, read_promised
 
 
 def skipped_throughout(results: Mapping[str, Any]) -> list[str]:
@@ -65,6 +66,7 @@ def model_card(config: RunConfig, plan: Plan, results: Mapping[str, Any]) -> str
             PREDICT_RULE,
             "",
             *_warned(results),
+            *_privacy(results),
             "## Limits",
             "",
             "The scores hold for data like the test splits they come from. A site that looks different from all",
@@ -101,6 +103,11 @@ def _by_class(results: Mapping[str, Any]) -> list[str]:
 def _warned(results: Mapping[str, Any]) -> list[str]:
     found = [f"- **{one['code']}**: {one['text']} {one['advice']}" for one in results.get("warnings", ())]
     return ["## Warnings", "", *(found or ["None of the checks of docs/reports.md found anything."]), ""]
+
+
+def _privacy(results: Mapping[str, Any]) -> list[str]:
+    lines = privacy_lines(read_promised(results))
+    return ["## Differential privacy", "", *(f"- {line}" for line in lines), "", OUTSIDE, ""] if lines else []
 
 
 def _percent(value: float) -> str:

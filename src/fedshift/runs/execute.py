@@ -33,6 +33,7 @@ from fedshift.runs.files.model import ModelHeader, SavedModel, load_model, save_
 from fedshift.runs.health import find_warnings, mean_losses
 from fedshift.runs.heartbeat import Heartbeat
 from fedshift.runs.planning import Prepared, base_network, open_federation, prepare
+from fedshift.runs.privacy import privacy_results, tell_budgets
 from fedshift.runs.progress import Progress, Silent
 from fedshift.runs.readiness import read_domains, require_training_data
 from fedshift.runs.record import Scores, chosen_round, read_results
@@ -142,8 +143,12 @@ class _Execution:
         has_labels = {(site, split) for site, found in described.items() for split in found.labelled}
         self.validated = tuple(site for site in self.roles.validation if (site, "val") in has_labels)
         self.tested = tuple(site for site in self.roles.tested if (site, "test") in has_labels)
+        learning = tuple(person.name for person in self.roles.everyone if person.role != "held-out")
+        budgets = tell_budgets(described, self.plan, learning) if memory is None else []
         memory = memory or self._start(described)
         self._replan(memory)
+        for line in budgets:
+            self.progress.message(line)
         self._restore_counts(memory)
         rounds = self.plan.training.rounds
         self.progress.begin(rounds, memory.round, self._title())
@@ -316,6 +321,8 @@ class _Execution:
             self.fed.learning = memory.learning = learning
         digest = save_model(self.directory.model, self._saved(models))
         results = make_results(self.prepared, memory, digest, self.tested, described, self.progress.message)
+        if promised := privacy_results(described, self.directory.sites):
+            results["privacy"] = promised
         results["warnings"] = find_warnings(
             results, memory.history, mean_losses(read_metrics(self.directory.metrics)[0])
         )

@@ -39,6 +39,7 @@ from fedshift.nn.network import Network
 from fedshift.nn.weights import imagenet_weights, load_weights
 from fedshift.rng import Rng
 from fedshift.runs.config import DEFAULTS, Norm, RunConfig, statistics_needed
+from fedshift.runs.privacy import require_possible
 from fedshift.runs.roles import Participant, Roles, assign_roles
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ def prepare(
         weights_file(complete)  # Weights that are not there are an error before anything is begun.
     choices = told_choices(config, complete)
     plan = _plan(complete, dataset, roles)
+    if is_local:
+        require_possible(simulated_policy(complete), plan, complete.norm)
     _check_sites(complete, roles, plan)
     return Prepared(complete, dataset, roles, plan, is_local, choices)
 

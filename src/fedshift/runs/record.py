@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
@@ -63,6 +63,16 @@ class Warned(BaseModel):
     advice: str = ""
 
 
+class Promised(BaseModel):
+    """The budget of differential privacy that a site keeps, and what it has spent of it, where that is known."""
+
+    level: Literal["site", "record"]
+    epsilon: float
+    delta: float
+    noise: float
+    spent: float | None = None
+
+
 class Results(BaseModel):
     """The parts of `results.json` that readers use."""
 
@@ -87,6 +97,7 @@ class Results(BaseModel):
     bytes: dict[str, Count] = Field(default_factory=dict)
     seconds: dict[str, float | None] = Field(default_factory=dict)
     counters: dict[str, Count] = Field(default_factory=dict)
+    privacy: dict[str, Promised] = Field(default_factory=dict)
     model_sha256: str = ""
 
 

@@ -1,0 +1,90 @@
+"""Training under a budget for single samples: DP-SGD.
+
+M. Abadi, A. Chu, I. Goodfellow, B. McMahan, I. Mironov, K. Talwar, L. Zhang: Deep Learning with Differential Privacy.
+CCS 2016, Algorithm 1: each sample's gradient is clipped, and noise is added to their sum. Batches are Poisson samples,
+as the accountant assumes (functional/accountant.py): in each step every sample takes part with the same chance,
+independently of the others, so batches differ in size and may be empty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedshift.errors import SiteError
+from fedshift.federation.site import Labelled
+from fedshift.functional.losses import cross_entropy
+from fedshift.methods.local import augmentation
+from fedshift.rng import Rng
+
+_MOST_NUMBERS = 2**26
+"""Of gradients of single samples that are in memory at a time."""
+
+
+def mixing_layers(net: nn.Module) -> list[str]:
+    """BatchNorm layers that would normalise by the batch and remember it."""
+    return [name for name, layer in net.named_modules() if isinstance(layer, _BatchNorm) and layer.training]
+
+
+def sampling(samples: int, batch_size: int, epochs: float) -> tuple[float, int]:
+    """The chance of a sample to be in a batch, so that one has `batch_size` on average, and the number of steps."""
+    return min(1.0, batch_size / samples), max(1, math.ceil(epochs * samples / batch_size))
+
+
+def train_privately(site: Labelled, net: nn.Module, optimizer: torch.optim.Optimizer, rng: Rng) -> None:
+    """Trains `net` on cross-entropy by DP-SGD with the site's own noise, and notes in `site.private` what it costs."""
+    private, training = site.private, site.plan.training
+    assert private is not None
+    if mixed := mixing_layers(net):
+        raise SiteError("method-needs", f"{mixed[0]} normalises by the batch, which allows no DP-SGD: use norm=frozen")
+    samples = len(site.train)
+    rate, steps = sampling(samples, training.batch_size, training.local_epochs)
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    parameters = {name: value for name, value in net.named_parameters() if value.requires_grad}
+
+    def batches() -> Iterator[Tensor]:
+        for _ in range(steps):
+            yield torch.from_numpy(private.uniforms(samples) < rate).nonzero()[:, 0]
+
+    for batch in site.train.chosen(batches(), rng, augmentation(site.plan)):
+        summed = clipped_sum(net, parameters, batch.x, batch.y, private.clip)
+        for name, parameter in parameters.items():
+            noise = torch.from_numpy(private.normals(parameter.numel())).reshape(parameter.shape).to(site.device)
+            noised = summed[name].double() + private.noise * private.clip * noise
+            parameter.grad = (noised / (rate * samples)).to(parameter.dtype)
+        optimizer.step()
+    if any(not torch.equal(buffer, before[name]) for name, buffer in net.named_buffers()):
+        raise SiteError("method-needs", "a layer's buffers changed in training, which no noise hides: use norm=frozen")
+    private.rate, private.steps = rate, steps
+
+
+def clipped_sum(
+    net: nn.Module, parameters: Mapping[str, Tensor], x: Tensor, y: Tensor, clip: float
+) -> dict[str, Tensor]:
+    """The sum over samples of their gradients of cross-entropy, each at most `clip` long over all parameters."""
+    constant = {name: value.detach() for name, value in net.named_parameters() if name not in parameters}
+    constant |= dict(net.named_buffers())
+
+    def loss_of(own: Mapping[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
+        return cross_entropy(functional_call(net, {**constant, **own}, (one[None],)), label[None])
+
+    each: Any = vmap(grad(loss_of), in_dims=(None, 0, 0), randomness="different")
+    trained = {name: value.detach() for name, value in parameters.items()}
+    summed = {name: torch.zeros_like(value) for name, value in trained.items()}
+    size = max(1, _MOST_NUMBERS // max(1, sum(value.numel() for value in trained.values())))
+    for start in range(0, len(x), size):
+        gradients: dict[str, Tensor] = each(trained, x[start : start + size], y[start : start + size])
+        norms = torch.stack([value.flatten(1).norm(dim=1) for value in gradients.values()]).norm(dim=0)
+        # A gradient that is not finite is none.
+        is_finite = torch.isfinite(norms)
+        factors = torch.where(is_finite, (clip / norms.clamp_min(1e-12)).clamp_max(1.0), 0.0)
+        for name, value in gradients.items():
+            known = torch.where(is_finite.reshape(-1, *[1] * (value.dim() - 1)), value, 0.0)
+            summed[name] += torch.einsum("n,n...->...", factors, known)
+    return summed
