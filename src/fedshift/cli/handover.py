@@ -71,3 +71,31 @@ def serve(
             server.serve_forever()
         except KeyboardInterrupt:
             typer.echo("ended")
+
+
+def adapt(
+    run: RunFolder,
+    folder: Annotated[
+        Path,
+        typer.Argument(help="The new site, pictures or a .csv table, without labels.", metavar="FOLDER"),
+    ],
+    out: Annotated[Path, typer.Option(help="The run directory to write.")],
+    site: Annotated[
+        str | None, typer.Option(help="Begin with the model of this site, if the run has one per site.")
+    ] = None,
+    select: Selected = "last",
+    epochs: Annotated[int, typer.Option(help="Passes over the new site's data.", min=1)] = 8,
+    keep: Annotated[
+        Literal["auto", "statistics", "adapted"],
+        typer.Option(help="auto: what the estimate says is best, perhaps the model as it was."),
+    ] = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
+) -> None:
+    """Fit a finished model to a new site without labels, while no other site is online."""
+    from fedshift.handover.adapt import adapt_run
+
+    say = lambda text: typer.echo(text, err=True)  # noqa: E731
+    found = adapt_run(run, folder, out, site=site, select=select, epochs=epochs, keep=keep, seed=seed, say=say)
+    for line in found.lines():
+        typer.echo(line.removeprefix("- "))
+    typer.echo(f"kept: {found.kept.name}; run in {found.path}")

@@ -90,24 +90,33 @@ class Adapted:
 
 
 def adapt(home: Unlabelled, model: Weights, source: str, rng: Rng) -> Adapted | None:
-    """Trains one source's model at the target for one round, with new pseudo labels in every epoch: its extractor
-    learns, its classifier is frozen. None if the predictions of `model` are NaN or infinite."""
-    hyper, training = home.hyper(Hyper), home.plan.training
+    """Trains one source's model at the target for one round. None if the predictions of `model` are NaN or infinite."""
+    hyper = home.hyper(Hyper)
     net = cast(Network, with_weights(plain_network(home.plan), model, home.device))
+    loss = transfer(net, home, hyper, lr_of_part(home.plan.training, hyper, home.round), rng.child(source))
+    if loss is None:
+        return None
+    return Adapted(weights_of(net) if math.isfinite(loss) else None, loss)
+
+
+def transfer(net: Network, home: Unlabelled, hyper: Hyper, lr: float, rng: Rng) -> float | None:
+    """Trains `net` on inputs alone for one round, with new pseudo labels in every epoch: its extractor learns, its
+    classifier is frozen. The mean loss; None if its predictions are NaN or infinite, NaN if they become so."""
+    training = home.plan.training
     net.head.requires_grad_(False)
-    optimizer = sgd(home, net.backbone, lr=lr_of_part(training, hyper, home.round))
+    optimizer = sgd(home, net.backbone, lr=lr)
     augment = build_augment(training.augment) if training.augment else None
     total = 0.0
     for epoch in range(math.ceil(training.local_epochs)):
         labels = pseudo_labels(net, home)
         if labels is None:
-            return Adapted(None, math.nan) if epoch else None
+            return math.nan if epoch else None
         net.train()
         net.head.eval()
         share = min(1.0, training.local_epochs - epoch)  # The last epoch may be a part of one.
-        batches = home.train.batches(training.batch_size, rng.child(source, epoch), share, augment)
+        batches = home.train.batches(training.batch_size, rng.child(epoch), share, augment)
         total += share * train_batches(batches, _loss(net, labels, hyper), optimizer, training.precision)
-    return Adapted(weights_of(net), total / training.local_epochs)
+    return total / training.local_epochs
 
 
 def _loss(net: Network, labels: Tensor, hyper: Hyper) -> Callable[[UnlabelledBatch], Tensor]:

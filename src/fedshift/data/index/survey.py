@@ -156,6 +156,20 @@ def survey_tables(
     )
 
 
+def survey_site(folder: Path, agreed: Agreed, size: tuple[int, int]) -> Survey:
+    """One site's folder of pictures for a model that exists: its classes, its size. Labels are optional."""
+    index = FileIndex()
+    name = printable(folder.resolve().name)
+    listing = list_domain(index, folder, [folder.name], [], Reading())
+    find_unread(index, listing)
+    warnings = [_told(name, unread) for unread in listing.unread]
+    found = survey_images(
+        name, [ImageFiles(name, listing, index)], min(size), agreed.classes, None, (), warnings, agreed
+    )
+    form = InputFormat(agreed.classes, size, fit_of(agreed.task))
+    return replace(found, form=form, input_shape=(3, *size))
+
+
 def open_survey(survey: Survey, progress: Progress | None = None) -> Dataset:
     """The data set, or an error with the first of the survey's problems."""
     if survey.problems:
