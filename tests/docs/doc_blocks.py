@@ -208,7 +208,7 @@ def write_standins(root: Path) -> None:
     for number, (site, tint) in enumerate(tints.items()):
         for stripes, name in enumerate(("benign", "malignant")):
             pictures(root / "scans" / site / name, 24, 48, tint, bool(stripes), 10 * number + stripes)
-    pictures(root / "new-pictures", 5, 60, (0.9, 0.9, 0.9), True, 99)
+    pictures(root / "new-pictures", 24, 60, (0.9, 0.9, 0.9), True, 99)
     for number, domain in enumerate(("mnist", "mnist_m", "svhn", "usps")):
         rng = np.random.default_rng(number)
         parts = {}
