@@ -53,6 +53,9 @@ def test_a_killed_worker_costs_its_reply_and_nothing_more(start: Any, prepared: 
         os.kill(engine._idle[0].pid, 9)
         outcomes = dict(engine.call([hello("amber"), hello("blue")], None))
         assert outcomes["amber"] == Failure("crashed") and isinstance(outcomes["blue"], bytes)
+        log = (tmp_path / "amber" / "site.log").read_text()
+        assert "round 0, step handshake.introduce" in log and "ended by SIGKILL" in log
+        assert "SIGKILL" in engine.where_to_look and "amber" in engine.where_to_look
     finally:
         engine.close()
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from fedshift.data.domain import Dataset, DataSource
 from fedshift.federation import codec
 from fedshift.federation.engines import Failure
-from fedshift.federation.engines.workers import ForkedWorker, SpawnedWorker, Worker
+from fedshift.federation.engines.workers import ForkedWorker, SpawnedWorker, Worker, how_it_ended
+from fedshift.federation.ledger import Ledger
 from fedshift.federation.plan import Plan
 from fedshift.federation.site import SiteHost, SiteSpec
 from fedshift.federation.step import Request, answer
@@ -93,6 +94,7 @@ class Parallel:
     def __init__(self, specs: Sequence[SiteSpec], start_worker: Callable[[], Worker], workers: int) -> None:
         self._start_worker = start_worker
         self._idle = [start_worker() for _ in range(workers)]
+        self._folders = {spec.name: spec.folder for spec in specs}
         self.where_to_look = _where_to_look(specs)
 
     @classmethod
@@ -131,10 +133,18 @@ class Parallel:
             job = busy.pop(worker)
             if isinstance(outcome, Failure):
                 worker.kill()
+                if not job.late:
+                    self._tell_crash(job.request, how_it_ended(worker.exit_code))
                 worker = self._start_worker()
                 outcome = Failure("late") if job.late else outcome
             self._idle.append(worker)
             yield job.request.site, outcome
+
+    def _tell_crash(self, request: Request, how: str) -> None:
+        """A process that crashed could not write down why."""
+        folder = self._folders[request.site]
+        Ledger(folder).log(f"round {request.round}, step {request.step}: the process of the step is gone: {how}")
+        self.where_to_look = f"{folder / 'site.log'} says: the process of the step is gone: {how}."
 
     def close(self) -> None:
         for worker in self._idle:

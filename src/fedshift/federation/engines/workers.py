@@ -57,6 +57,8 @@ class Worker(ABC):
     """One worker process, as its owner sees it."""
 
     pid: int
+    exit_code: int | None = None
+    """How the process ended, once it was reaped: minus the number of the signal that ended it."""
     _requests: IO[bytes]
     _replies: IO[bytes]
 
@@ -109,7 +111,7 @@ class ForkedWorker(Worker):
     def _reap(self) -> None:
         if not self._is_reaped:
             with suppress(ChildProcessError):
-                os.waitpid(self.pid, 0)
+                self.exit_code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             self._is_reaped = True
 
 
@@ -135,7 +137,26 @@ class SpawnedWorker(Worker):
             write_frame(self._requests, b'{"setup": ' + setup + b"}")
 
     def _reap(self) -> None:
-        self._process.wait()
+        self.exit_code = self._process.wait()
+
+
+def how_it_ended(exit_code: int | None) -> str:
+    """In words, of a process that should not have ended."""
+    if exit_code is None or exit_code >= 0:
+        return "it ended by itself" + (f" with exit code {exit_code}" if exit_code else "")
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    return f"it was ended by {name}{_MEANING.get(name, '')}"
+
+
+_MEANING = {
+    "SIGILL": ": this processor does not have an instruction that it announces; with precision=bfloat16, use float32",
+    "SIGKILL": ": by hand, or because memory ran out",
+    "SIGSEGV": ": an error in a library",
+    "SIGBUS": ": a file that it read was changed or cut, or memory ran out",
+}
 
 
 def can_fork(threads: int) -> bool:
