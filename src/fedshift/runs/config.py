@@ -66,7 +66,7 @@ class RunConfig(BaseModel):
     weight_decay: float | None = Field(None, ge=0)
     local_epochs: float | None = Field(None, gt=0)
     schedule: str | None = None
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["auto", "float32", "bfloat16"] = "float32"
     augment: tuple[
         Literal[
             "crop",
@@ -223,6 +223,8 @@ def as_recorded(config: RunConfig, path: Path) -> RunConfig:
         if not isinstance(rule, str):
             raise InputError("run-corrupt", f"{path}: aggregation is {rule!r}, not the name of a rule")
         config = config.model_copy(update={"aggregation": rule})
+    if config.precision == "auto" and recorded.get("precision") in ("float32", "bfloat16"):
+        config = config.model_copy(update={"precision": recorded["precision"]})
     if config.rounds is None:
         rounds = recorded.get("rounds")
         if type(rounds) is not int or rounds < 1:

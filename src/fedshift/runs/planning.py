@@ -39,6 +39,7 @@ from fedshift.nn.network import Network
 from fedshift.nn.weights import imagenet_weights, load_weights
 from fedshift.rng import Rng
 from fedshift.runs.config import DEFAULTS, Norm, RunConfig, statistics_needed
+from fedshift.runs.precision import with_precision
 from fedshift.runs.privacy import require_possible
 from fedshift.runs.roles import Participant, Roles, assign_roles
 
@@ -91,10 +92,10 @@ def prepare(
     roles = assign_roles(config, dataset)
     _check_attacks(config, roles)
     dataset = dataclasses.replace(dataset, warnings=(*dataset.warnings, *_check_found_ids(dataset, roles)))
-    complete = _completed(config, dataset, roles)
+    complete, precision = with_precision(_completed(config, dataset, roles), dataset, is_local)
     if complete.weights is not None:
         weights_file(complete)  # Weights that are not there are an error before anything is begun.
-    choices = told_choices(config, complete)
+    choices = "; ".join(told for told in (told_choices(config, complete), precision) if told)
     plan = _plan(complete, dataset, roles)
     if is_local:
         require_possible(simulated_policy(complete), plan, complete.norm)
