@@ -287,19 +287,29 @@ def test_a_trained_file_is_where_the_next_run_starts(trained: fedshift.Run, tiny
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--method", "fedavgg", "--dataset", "digits"], "There is no method 'fedavgg'. Did you mean 'fedavg'?"),
-        (["--dataset", "digit"], "There is no data set 'digit'. Did you mean 'digits'?"),
-        (["--dataset", "digits", "--arch", "resnet19"], "There is no architecture 'resnet19'."),
-        (["--dataset", "digits", "--set", "round=3"], "unknown configuration key 'round'. Did you mean 'rounds'?"),
-        (["--dataset", "digits", "--set", "rounds"], "--set rounds: write it as key=value"),
-        (["--data-dir", "nowhere"], "There is no folder nowhere."),
-        (["nowhere.yaml"], "there is no configuration file nowhere.yaml"),
+        (
+            ["train", "--method", "fedavgg", "--dataset", "digits"],
+            "There is no method 'fedavgg'. Did you mean 'fedavg'?",
+        ),
+        (["train", "--dataset", "digit"], "There is no data set 'digit'. Did you mean 'digits'?"),
+        (["train", "--dataset", "digits", "--arch", "resnet19"], "There is no architecture 'resnet19'."),
+        (
+            ["train", "--dataset", "digits", "--set", "round=3"],
+            "unknown configuration key 'round'. Did you mean 'rounds'?",
+        ),
+        (["train", "--dataset", "digits", "--set", "rounds"], "--set rounds: write it as key=value"),
+        (["train", "--data-dir", "nowhere"], "There is no folder nowhere."),
+        (["train", "--dataset", "digits", "--target", "photoo"], "no domain 'photoo'. Did you mean 'photo'?"),
+        (["train", "--dataset", "digits", "--sources", "chalk,typo"], "no domain 'typo'."),
+        (["bench", "copa/table11"], "There is no suite 'copa/table11'."),
+        (["predict", "nothing", "pictures"], "there is no run nothing"),
+        (["train", "nowhere.yaml"], "there is no configuration file nowhere.yaml"),
     ],
 )
 def test_a_wrong_option_is_told_before_torch_is_imported(arguments: list[str], message: str) -> None:
     program = f"""
 import sys
-sys.argv = ["fedshift", "train", *{arguments!r}]
+sys.argv = ["fedshift", *{arguments!r}]
 from fedshift.cli import main
 try:
     main()

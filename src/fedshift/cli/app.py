@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from fedshift.cli import deploy, handover, own
 from fedshift.cli.audit import audit_app
-from fedshift.cli.early import refuse_early
+from fedshift.cli.early import refuse_early, refuse_missing_run, refuse_unknown_suite
 from fedshift.cli.runs import runs_app
 from fedshift.errors import SITE_FAILED, STOPPED, InputError
 
@@ -234,6 +234,8 @@ def bench(
     ] = None,
 ) -> None:
     """Reproduce a table or figure of a paper. Run it again to continue it; exit code 3 if trainings failed."""
+    refuse_unknown_suite(suite)
+
     from fedshift.bench.api import benchmark
     from fedshift.cli.show import show_found, show_progress
 
@@ -313,6 +315,7 @@ def predict(
     ] = "last",
 ) -> None:
     """Predict classes for new images or rows with a trained run."""
+    refuse_missing_run(run)
     from fedshift.runs.health import PREDICT_RULE
     from fedshift.runs.predict import predict_files
 

@@ -36,6 +36,34 @@ def refuse_early(flags: Mapping[str, Any], settings: Sequence[str], config: Path
     name, known = flags.get("dataset"), [row["name"] for row in listed("datasets")]
     if name is not None and not name.startswith("memory:") and name not in known:
         raise InputError("unknown-name", f"There is no data set {name!r}. {nearest(name, known)}")
+    changed = {setting.partition("=")[0].strip() for setting in settings}
+    if name is not None and config is None and "dataset" not in changed:
+        _refuse_unknown_domains(
+            name, {key: flags.get(key) for key in ("target", "home", "sources", "targets")}, changed
+        )
+
+
+def refuse_unknown_suite(suite: str) -> None:
+    known = [row["name"] for row in listed("suites")]
+    if suite.lower() not in known:
+        raise InputError("unknown-name", f"There is no suite {suite!r}. {nearest(suite, known)}")
+
+
+def refuse_missing_run(run: Path) -> None:
+    """Of a run there is a folder at least."""
+    if not run.exists():
+        raise InputError("run-missing", f"there is no run {run}")
+
+
+def _refuse_unknown_domains(dataset: str, roles: Mapping[str, Any], changed: set[str]) -> None:
+    """Those of data sets that are always the same, in roles that no setting has `changed`."""
+    for row in listed("datasets"):
+        if row["name"] == dataset and row["builtin"]:
+            named = [value for key, value in roles.items() if value is not None and key not in changed]
+            for domain in (name for value in named for name in ([value] if isinstance(value, str) else value)):
+                if domain not in row["domains"]:
+                    hint = nearest(domain, row["domains"])
+                    raise InputError("unknown-name", f"data set {dataset!r} has no domain {domain!r}. {hint}")
 
 
 def _refuse_unknown_keys(settings: Sequence[str], method: str) -> None:

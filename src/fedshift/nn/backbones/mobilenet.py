@@ -92,7 +92,7 @@ def _conv_norm(
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, groups, bias=False),
         nn.BatchNorm2d(outputs),
-        nn.ReLU6(inplace=True),
+        nn.ReLU6(),  # In place, torch would copy the input first: its gradient needs it.
     )
 
 
