@@ -7,7 +7,8 @@ python results/tables.py write docs/results.md
 `collect` appends runs as records of one row, without their paths. Runs that the file already has are left out.
 `keep` copies trainings of small suites into results/suites.jsonl, for every suite whose trainings are all there.
 `write` fills in the tables of a page: it replaces what stands between `<!-- table FILE minus ROW -->` or
-`<!-- suite NAME -->` and `<!-- end -->`. `<!-- rules NAME -->` compares rules that choose a round on a suite's runs.
+`<!-- suite NAME -->` and `<!-- end -->`. `<!-- suite NAME FILE -->` shows all trainings of a suite in FILE, of as many
+seeds as it has. `<!-- rules NAME -->` compares rules that choose a round on a suite's runs.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ EXPERIMENTS_BY_NAME = {experiment.name: experiment for experiment in (*EXPERIMEN
 RULES = {"last": "Last round", "source_val": "Round chosen on source validation"}
 BOUNDS = ("Oracle", "DeepAll", "Fed-oracle", "Cent-MCD")
 TABLE = re.compile(r"(<!-- table (\S+?)(?: minus (.+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
-SUITE_TABLE = re.compile(r"(<!-- (suite|rules) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SUITE_TABLE = re.compile(r"(<!-- (suite|rules) (\S+)(?: (\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def collect(path: Path, row: str, runs: list[Path]) -> None:
@@ -94,9 +95,18 @@ def tables(path: Path, baseline: str | None) -> str:
     return by_rule(found)
 
 
-def suite_tables(what: str, name: str) -> str:
-    """Markdown tables of a small suite, from the trainings of its current recipe only."""
+def suite_tables(what: str, name: str, file: str | None) -> str:
+    """Markdown tables of a small suite, from the trainings of its current recipe only; of `file`, from those of any
+    seed."""
     experiment = EXPERIMENTS_BY_NAME[name]
+    if file is not None:
+        known = {row.label: number for number, row in enumerate(experiment.rows)}
+        records = [record for record in read([HERE / file])[0] if record.row in known]
+        records.sort(key=lambda record: known[record.row])
+        return "".join(
+            f"\n{sheet.title[0].upper()}{sheet.title[1:]}:\n\n{markdown(sheet)}\n"
+            for sheet in sheets(experiment, records)
+        )
     jobs = mini_jobs(experiment)
     records = records_for_jobs(read([SUITES])[0], jobs)
     assert len(records) == len(jobs), f"{SUITES.name} lacks {len(jobs) - len(records)} trainings of {name}"
@@ -128,7 +138,7 @@ def by_rule(found: Sequence[Table]) -> str:
 def written(page: str) -> str:
     """`page` with all tables up to date."""
     page = TABLE.sub(lambda m: m[1] + tables(HERE / m[2], m[3]) + m[4], page)
-    return SUITE_TABLE.sub(lambda m: m[1] + suite_tables(m[2], m[3]) + m[4], page)
+    return SUITE_TABLE.sub(lambda m: m[1] + suite_tables(m[2], m[3], m[4]) + m[5], page)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -18,7 +20,7 @@ from fedshift.cli.app import app
 from fedshift.errors import InputError
 from fedshift.federation import codec
 from fedshift.federation.engines import Engine, Failure
-from fedshift.federation.ledger import HEAD, LEDGER, Ledger, fields_left
+from fedshift.federation.ledger import HEAD, LEDGER, ORIGIN, Head, Ledger, fields_left
 from fedshift.federation.releases import kinds
 from fedshift.federation.step import STEPS, Request
 from fedshift.methods.averaging import Trained
@@ -126,6 +128,34 @@ def test_what_is_no_ledger_is_told(text: str, tmp_path: Path) -> None:
     (tmp_path / LEDGER).write_text(text + "\n")
     with pytest.raises(InputError, match="line 1"):
         audit_ledger(tmp_path / LEDGER)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"time": "2026\x1b[2J"},
+        {"step": "\u202e"},
+        {"event": "left", "kind": "\x1b[31m", "round": 1, "values": 1},
+        {"event": "left", "kind": "weights", "round": 1, "values": -1},
+        {"event": "left", "kind": "weights", "round": True, "values": 1},
+        {"event": "answered", "code": "x" * 300},
+        {"event": "answered", "code": None, "bytes": 10**400},
+    ],
+    ids=str,
+)
+def test_a_ledger_from_elsewhere_steers_no_terminal(change: dict[str, Any], tmp_path: Path) -> None:
+    """Its chain is right: whoever wrote it, made that too."""
+    row = {"event": "asked", "time": "now", "step": "a.b", "bytes": 1, "prev": ORIGIN}
+    for told, is_whole in ((row, True), (row | change, False)):
+        line = json.dumps(told)
+        (tmp_path / LEDGER).write_text(line + "\n")
+        head = Head(1, len(line) + 1, hashlib.sha256(line.encode()).hexdigest())
+        (tmp_path / HEAD).write_text(json.dumps(dataclasses.asdict(head)))
+        if is_whole:
+            assert audit_ledger(tmp_path / LEDGER).lines == 1
+        else:
+            with pytest.raises(InputError, match="line 1: it is not a line"):
+                audit_ledger(tmp_path / LEDGER)
 
 
 class Tap:

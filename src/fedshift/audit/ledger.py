@@ -7,10 +7,12 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedshift.errors import InputError
 from fedshift.federation.ledger import HEAD, LEDGER, ORIGIN, read_head
+
+N = TypeVar("N", int, float)
 
 
 @dataclass
@@ -86,24 +88,41 @@ def audit_ledger(path: Path) -> LedgerAudit:
 
 
 def _add(found: LedgerAudit, row: dict[str, Any]) -> None:
-    found.first, found.last = found.first or str(row["time"]), str(row["time"])
+    """Raises ValueError, KeyError or TypeError for a line that no site writes: what is summed up reaches a terminal."""
+    time = _text(row["time"])
+    found.first, found.last = found.first or time, time
     if row["event"] == "asked":
-        found.questions[str(row["step"])] += 1
+        found.questions[_text(row["step"])] += 1
     elif row["event"] == "answered":
         found.answers += 1
-        found.answer_bytes += int(row["bytes"])
+        found.answer_bytes += _number(row["bytes"])
         if "epsilon" in row:
-            found.epsilon = float(row["epsilon"])
+            found.epsilon = _number(row["epsilon"], float)
         if row["code"] is not None:
-            found.codes[str(row["code"])] += 1
+            found.codes[_text(row["code"])] += 1
     elif row["event"] == "left":
-        total = found.kinds.setdefault(str(row["kind"]), KindTotal())
+        total = found.kinds.setdefault(_text(row["kind"]), KindTotal())
         total.releases += 1
-        total.values += int(row["values"])
-        total.bytes += int(row["bytes"])
-        total.rounds.add(int(row["round"]))
+        total.values += _number(row["values"])
+        total.bytes += _number(row["bytes"])
+        total.rounds.add(_number(row["round"]))
     else:
         raise ValueError("unknown event")
+
+
+_LONGEST = 200
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str or len(value) > _LONGEST or not value.isprintable():
+        raise ValueError("no name")
+    return value
+
+
+def _number(value: Any, kind: type[N] = int) -> N:
+    if type(value) is not kind or not 0 <= value < 2**63:
+        raise ValueError("no number of anything")
+    return value
 
 
 def _broken(path: Path, number: int, why: str) -> InputError:

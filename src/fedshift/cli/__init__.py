@@ -26,5 +26,7 @@ def main() -> None:
 
 
 def _tell(error: FedshiftError) -> NoReturn:
-    print(f"error [{error.code}]: {error.message}", file=sys.stderr)
+    # It may quote what came from elsewhere: names of files, what a file holds.
+    shown = "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in error.message)
+    print(f"error [{error.code}]: {shown}", file=sys.stderr)
     sys.exit(error.exit_code)

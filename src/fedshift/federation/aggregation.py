@@ -14,7 +14,7 @@ from fedshift.functional.averaging import weighted_mean
 from fedshift.registry import Registry
 
 DEFAULT = "clipped"
-CLIP_MULTIPLE = 3.0
+CLIP_MULTIPLE = 2.0
 """`clipped`: an update may be this many times as long as the round's median. docs/robustness.md says why."""
 COUNT_MULTIPLE = 4.0
 """A site may count this many times as much as the median site, whatever number of samples it states."""

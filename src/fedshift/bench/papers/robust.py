@@ -12,7 +12,7 @@ from fedshift.bench.grid import Experiment
 from fedshift.bench.jobs import Column, Row
 from fedshift.bench.records import Record
 from fedshift.bench.suite import Drawn, SuiteRequest
-from fedshift.bench.tables import Sheet, Value
+from fedshift.bench.tables import Cell, Sheet, Value
 from fedshift.data.attacks import parse_attack
 
 SOURCE = "no paper: a practical question"
@@ -54,26 +54,35 @@ def rows(label: str, method: str, *rules: str) -> list[Row]:
 
 def accuracy_under_attack(records: Sequence[Record], request: SuiteRequest) -> Drawn:
     """A sheet for each number of bad sites: rows x attacks, the last round's accuracy in per cent. Of several targets,
-    the mean over those that are honest; `-` where the attack ended the run."""
-    found: dict[tuple[str, str], list[float]] = {}
+    the mean over those that no attack of the sheet is at; `-` where the attack ended the run, with any seed."""
+    found: dict[tuple[str, str], dict[int, Record]] = {}
     for record in records:
-        bad = {parse_attack(text).domain for text in record.settings.get("attack") or ()}
-        honest = [scores["last"] for target, scores in record.scores.items() if target not in bad]
-        found.setdefault((record.row, record.column), []).append(statistics.fmean(honest))
+        found.setdefault((record.row, record.column), {})[record.seed] = record
     labels = list(dict.fromkeys(row for row, _ in found))
-    attacks = [name for name in ATTACKS if any(column.startswith(name) for _, column in found)]
 
-    def cell(row: str, column: str) -> Value:
-        scores = found.get((row, column))
-        return None if scores is None else f"{100 * statistics.fmean(scores):.1f}"
+    def cell(row: str, column: str, bad: set[str]) -> Value:
+        trained = found.get((row, column), {})
+        if not trained or trained.keys() != found.get((row, "none"), trained).keys():
+            return None
+        return Cell({seed: _mean_accuracy(record, bad) for seed, record in trained.items()}).text
 
     sheets = []
     for count, title in BAD.items():
-        columns = {"none": "none"} | {attack: f"{attack}, {count}" for attack in attacks}
-        if any((row, f"{attack}, {count}") in found for row in labels for attack in attacks):
-            values = {row: [cell(row, column) for column in columns.values()] for row in labels}
-            sheets.append(Sheet(f"accuracy under attack, {title}", tuple(columns), values))
+        columns = {attack: f"{attack}, {count}" for attack in ATTACKS}
+        attacked = [
+            record for (_, column), own in found.items() if column in columns.values() for record in own.values()
+        ]
+        bad = {parse_attack(text).domain for record in attacked for text in record.settings["attack"]}
+        known = {record.column for record in attacked}
+        shown = {"none": "none"} | {attack: column for attack, column in columns.items() if column in known}
+        if attacked:
+            values = {row: [cell(row, column, bad) for column in shown.values()] for row in labels}
+            sheets.append(Sheet(f"accuracy under attack, {title}", tuple(shown), values))
     return sheets, []
+
+
+def _mean_accuracy(record: Record, bad: set[str]) -> float:
+    return statistics.fmean(scores["last"] for target, scores in record.scores.items() if target not in bad)
 
 
 EXPERIMENTS = (
