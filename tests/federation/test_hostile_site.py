@@ -13,8 +13,8 @@ import torch
 from fedshift._version import __version__
 from fedshift.errors import CATALOGUE, SiteError
 from fedshift.federation import codec
+from fedshift.federation.admission import tell_absent
 from fedshift.federation.engines import Engine, Failure
-from fedshift.federation.federation import tell_absent
 from fedshift.federation.handshake import introduce
 from fedshift.federation.step import Request
 from fedshift.federation.survey import Found, agreed_dataset, survey_sites

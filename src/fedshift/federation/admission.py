@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -119,12 +120,16 @@ def inspect(
         raise Refused("schema") from error
     for field, kind in fields.items():
         value, like = getattr(release, field), known.get(field)
-        check_kind(kind.name, value, sizes)
+        if kind.name == "weights" and isinstance(like, Like) and like.fits(value):
+            # One look at each number says how long the update is and whether all of it is finite.
+            length = length_of_update(value, like.like)
+            check_kind(kind.name, value, sizes, is_finite=math.isfinite(length))
+        else:
+            check_kind(kind.name, value, sizes)
+            length = length_of_update(value, None) if kind.name == "weights" else 0.0
         if like is not None:
             like.check(value, sizes)
-        if kind.name == "weights":
-            origin = like.like if isinstance(like, Like) else None
-            require(length_of_update(value, origin) <= max_norm, "norm")
+        require(length <= max_norm, "norm")
     return Admitted(release, seconds, clipped)
 
 
@@ -153,3 +158,20 @@ def _envelope(envelope: dict[str, Any], request: Request, waited: float | None) 
     if code is not None:
         raise Failed(code if code in CATALOGUE else UNKNOWN_CODE)
     return float(seconds) if waited is None else min(float(seconds), waited)
+
+
+def needed_answers(quorum: float, asked: int) -> int:
+    """How many of the asked sites must answer: that share of them, and one at least."""
+    return max(1, math.ceil(quorum * asked - 1e-9))
+
+
+def tell_absent(absent: Mapping[str, str], where_to_look: str) -> str:
+    """Who is absent and why, in the coordinator's own words for the codes that crossed, and which log to open first."""
+    by_reason: dict[str, list[str]] = {}
+    for site, reason in sorted(absent.items()):
+        by_reason.setdefault(reason, []).append(site)
+    meaning = {reason: f" ({CATALOGUE[reason].rstrip('.')})" for reason in by_reason if reason in CATALOGUE}
+    told = [f"{', '.join(sites)}: {reason}{meaning.get(reason, '')}." for reason, sites in by_reason.items()]
+    # A site that sent a code has written down why; one that crashed or was refused has not.
+    logged = [site for site, reason in sorted(absent.items()) if reason in CATALOGUE]
+    return " ".join([*told, where_to_look.replace("<site>", logged[0]) if logged else where_to_look])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -18,6 +19,10 @@ CLIP_MULTIPLE = 2.0
 """`clipped`: an update may be this many times as long as the round's median. docs/robustness.md says why."""
 COUNT_MULTIPLE = 4.0
 """A site may count this many times as much as the median site, whatever number of samples it states."""
+
+HELD_BYTES = 256 * 1024 * 1024
+
+T = TypeVar("T")
 
 Rule = Callable[[Iterable[tuple[Mapping[str, Tensor], float]]], dict[str, Tensor]]
 """From models as dictionaries of tensors, each with its weight above 0, to one model."""
@@ -56,6 +61,19 @@ def clipping(
         if own != robust.WHOLE:
             tell("clipped", place)
     return factors
+
+
+def held(items: Iterable[T], model_of: Callable[[T], Mapping[str, Tensor]]) -> Iterable[T]:
+    """The items as a list where all their models together are no more than replies in memory are, which is where most
+    of them come from: a mean of a list is faster. Otherwise an iterator."""
+    kept: list[T] = []
+    size, rest = 0, iter(items)
+    for item in rest:
+        kept.append(item)
+        size += sum(tensor.nbytes for tensor in model_of(item).values())
+        if size > HELD_BYTES:
+            return itertools.chain(kept, rest)
+    return kept
 
 
 def _clipped(given: Gathered) -> dict[str, Tensor]:

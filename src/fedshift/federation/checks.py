@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedshift.federation.codec import Limits
-from fedshift.functional.averaging import update_norm
+from fedshift.functional.averaging import square_distance
 from fedshift.functional.mixtures import LEVELS, Mixture
 
 Sizes = Mapping[str, int]
@@ -39,6 +39,9 @@ DTYPES = frozenset(
         *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
     }
 )
+
+
+_BOUNDED = ("running_var", "num_batches_tracked")
 
 
 class Refused(Exception):
@@ -75,6 +78,14 @@ class Like:
         names = sum(len(name.encode()) for name in self.like)
         data = sum(tensor.nbytes for tensor in self.like.values())
         return Limits(data, header=256 + 8 * names + 256 * len(self.like), tensors=len(self.like), nodes=8)
+
+    def fits(self, value: Any) -> bool:
+        """Whether `check` finds nothing."""
+        try:
+            Like.check(self, value, {})
+        except Refused:
+            return False
+        return True
 
     def check(self, value: Any, sizes: Sizes) -> None:
         require(isinstance(value, Mapping) and set(value) == set(self.like), "keys")
@@ -170,13 +181,15 @@ def limits_of(kind: str) -> Limits:
     return PLAIN_KINDS.get(kind, _UNKNOWN)
 
 
-def check_kind(kind: str, value: Any, sizes: Sizes) -> None:
-    """What is true of every field of `kind`. Raises `Refused`."""
+def check_kind(kind: str, value: Any, sizes: Sizes, *, is_finite: bool = False) -> None:
+    """What is true of every field of `kind`. Raises `Refused`. `is_finite`: all floating numbers are known to be."""
     if kind == "facts":
         _check_facts(value, DEEPEST_FACTS)
         return
     for name, tensor in tensors_of(value):
         require(tensor.dtype in DTYPES, "dtype")
+        if is_finite and tensor.is_floating_point() and not name.endswith(_BOUNDED):
+            continue
         low, high = extremes(tensor)
         require(math.isfinite(low) and math.isfinite(high), "non-finite")
         if name.endswith("running_var"):
@@ -273,12 +286,9 @@ def tensors_of(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def length_of_update(new: Mapping[str, Tensor], old: Mapping[str, Tensor] | None) -> float:
-    """The L2 norm of `new` - `old`, or of `new` alone, piece by piece."""
+    """The L2 norm of `new` - `old`, or of `new` alone, over all floating tensors; not finite if they are not."""
     squares = 0.0
     for name, after in new.items():
-        before = None if old is None else old[name].reshape(-1)
-        for start in range(0, after.numel(), _PIECE):
-            piece = {"": after.reshape(-1)[start : start + _PIECE]}
-            origin = torch.zeros_like(piece[""]) if before is None else before[start : start + _PIECE]
-            squares += update_norm(piece, {"": origin}) ** 2
+        if after.is_floating_point():
+            squares += square_distance(after, after.new_zeros(()).expand(after.shape) if old is None else old[name])
     return math.sqrt(squares)

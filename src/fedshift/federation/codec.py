@@ -34,6 +34,16 @@ _NODES_PER_TENSOR = 16
 _MAX_FLOAT = int(sys.float_info.max)
 
 
+_NAMES = {
+    **{torch.uint64: "U64", torch.int64: "I64", torch.float64: "F64", torch.complex64: "C64", torch.float32: "F32"},
+    **{torch.uint32: "U32", torch.int32: "I32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint16: "U16"},
+    **{torch.int16: "I16", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int8: "I8"},
+    **{torch.uint8: "U8", torch.bool: "BOOL"},
+}
+"""Types as safetensors calls them, in the order in which it writes tensors: then all of them are aligned."""
+_ORDER = {dtype: place for place, dtype in enumerate(_NAMES)}
+
+
 @dataclass(frozen=True)
 class Limits:
     """How much a message may hold: `data`, bytes of tensors; `header`, bytes of JSON; `tensors`; and `nodes`, values of
@@ -66,7 +76,26 @@ def pack(tree: Any) -> bytes:
     Equal trees give equal bytes. A NaN or infinite number outside a tensor is refused (JSON has none).
     """
     tensors, header = flatten(tree)
-    return bytes(safetensors.torch.save(tensors, metadata={_HEADER_KEY: header}))
+    return written(tensors, header)
+
+
+def written(tensors: Mapping[str, Tensor], header: str) -> bytes:
+    """A safetensors file with one key of metadata. Written here, because the library copies every tensor twice."""
+    entries: dict[str, Any] = {"__metadata__": {_HEADER_KEY: header}}
+    parts: list[Any] = []
+    at = 0
+    for name in sorted(tensors, key=lambda name: (_ORDER[tensors[name].dtype], name)):
+        tensor = tensors[name].detach().cpu().contiguous()
+        entries[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + tensor.nbytes],
+        }
+        parts.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        at += tensor.nbytes
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([struct.pack("<Q", len(text)), text, *parts])
 
 
 def unpack(data: bytes, limits: Limits = ANY) -> Any:
@@ -117,9 +146,8 @@ def read_safetensors(data: bytes, limits: Limits = ANY) -> tuple[dict[str, Tenso
 def seal(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
     """A safetensors file with a JSON header that also holds the SHA-256 of all else. Equal content gives equal bytes:
     there is one key of metadata, because safetensors writes several in any order."""
-    owned = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
-    sealed = json.dumps({**header, _DIGEST: content_digest(owned, header)}, separators=(",", ":"))
-    return bytes(safetensors.torch.save(owned, metadata={_HEADER_KEY: sealed}))
+    owned = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+    return written(owned, json.dumps({**header, _DIGEST: content_digest(owned, header)}, separators=(",", ":")))
 
 
 def read_header(metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -243,8 +271,7 @@ def _either(options: Sequence[Any]) -> str:
 def _lift(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         name = str(len(tensors))
-        # A view may share storage with other tensors, which safetensors refuses: every leaf owns its memory.
-        tensors[name] = value.detach().cpu().contiguous().clone()
+        tensors[name] = value.detach()
         return {_TENSOR: name}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _lift(getattr(value, f.name), tensors) for f in dataclasses.fields(value)}

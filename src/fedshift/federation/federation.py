@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections import Counter
@@ -13,10 +12,19 @@ from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor
 
-from fedshift.errors import CATALOGUE, InputError, SiteError
+from fedshift.errors import InputError, SiteError
 from fedshift.federation import codec
-from fedshift.federation.admission import Failed, admit
-from fedshift.federation.aggregation import COUNT_MULTIPLE, DEFAULT, RULES, Gathered, RobustRule, clipping
+from fedshift.federation.admission import Failed, admit, needed_answers, tell_absent
+from fedshift.federation.aggregation import (
+    COUNT_MULTIPLE,
+    DEFAULT,
+    HELD_BYTES,
+    RULES,
+    Gathered,
+    RobustRule,
+    clipping,
+    held,
+)
 from fedshift.federation.checks import Expected, Refused, Sizes
 from fedshift.federation.compression import LOST, Broadcasts, Compress, like_of
 from fedshift.federation.engines import Engine, Failure
@@ -31,7 +39,7 @@ from fedshift.rng import Rng
 
 R = TypeVar("R", bound=Release)
 
-IN_MEMORY_BYTES = 256 * 1024 * 1024
+IN_MEMORY_BYTES = HELD_BYTES
 IN_MEMORY_REPLIES = 256
 """Small replies cost more memory than they have bytes."""
 
@@ -241,7 +249,7 @@ class Federation:
             models if callable(models) else list(models).__iter__ if isinstance(rule, RobustRule) else models.__iter__
         )
         if not isinstance(rule, RobustRule):
-            return rule(read())
+            return rule(held(read(), lambda pair: pair[0]))
         weights = []
         for place, (model, weight) in enumerate(read()):
             weights.append(float(weight))
@@ -257,8 +265,8 @@ class Federation:
         if stated:
             weights = self.believable(weights, sites)
 
-        def usable() -> Iterator[Weights]:
-            return (with_variances_from_zero(model) for model, _ in read())
+        def usable() -> Iterable[Weights]:
+            return held((with_variances_from_zero(model) for model, _ in read()), lambda model: model)
 
         return rule.combine(Gathered(usable, weights, since, self.rules.bad_sites, partial(self._tell, sites)))
 
@@ -428,20 +436,3 @@ class Federation:
             f"round {self.round}, step {step.name}: {len(replies)} of {asked} sites gave a usable answer and"
             f" {needed} are needed. {tell_absent(replies.absent(), self.engine.where_to_look)}",
         )
-
-
-def needed_answers(quorum: float, asked: int) -> int:
-    """How many of the asked sites must answer: that share of them, and one at least."""
-    return max(1, math.ceil(quorum * asked - 1e-9))
-
-
-def tell_absent(absent: Mapping[str, str], where_to_look: str) -> str:
-    """Who is absent and why, in the coordinator's own words for the codes that crossed, and which log to open first."""
-    by_reason: dict[str, list[str]] = {}
-    for site, reason in sorted(absent.items()):
-        by_reason.setdefault(reason, []).append(site)
-    meaning = {reason: f" ({CATALOGUE[reason].rstrip('.')})" for reason in by_reason if reason in CATALOGUE}
-    told = [f"{', '.join(sites)}: {reason}{meaning.get(reason, '')}." for reason, sites in by_reason.items()]
-    # A site that sent a code has written down why; one that crashed or was refused has not.
-    logged = [site for site, reason in sorted(absent.items()) if reason in CATALOGUE]
-    return " ".join([*told, where_to_look.replace("<site>", logged[0]) if logged else where_to_look])

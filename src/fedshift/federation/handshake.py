@@ -10,8 +10,9 @@ from typing import Any, TypeVar, cast
 from fedshift._version import __version__
 from fedshift.errors import FedshiftError, SiteError
 from fedshift.federation import codec
+from fedshift.federation.admission import needed_answers, tell_absent
 from fedshift.federation.checks import MOST_SAMPLES, Refused, require
-from fedshift.federation.federation import Federation, needed_answers, tell_absent
+from fedshift.federation.federation import Federation
 from fedshift.federation.plan import ModelSpec
 from fedshift.federation.policy import Promise
 from fedshift.federation.releases import Facts, Release

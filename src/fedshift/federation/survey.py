@@ -13,10 +13,9 @@ from fedshift.data import open_dataset
 from fedshift.data.domain import Dataset, Domain, Task
 from fedshift.errors import InputError, SiteError, nearest
 from fedshift.federation import codec
-from fedshift.federation.admission import Failed, admit
+from fedshift.federation.admission import Failed, admit, needed_answers, tell_absent
 from fedshift.federation.checks import Refused, require
 from fedshift.federation.engines import Engine, Failure
-from fedshift.federation.federation import needed_answers, tell_absent
 from fedshift.federation.handshake import require_same_version, restored, shown
 from fedshift.federation.releases import Facts, Release
 from fedshift.federation.site import Evaluated, SiteSpec, require_nameable_classes

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+PIECE = 2**16
+"""Numbers that are worked on at a time: in float64 they stay in the processor's cache."""
+_SMALLEST_SQUARE = 1e-25
 
 
 class WeightedMean:
@@ -14,10 +18,15 @@ class WeightedMean:
 
     Floating tensors (parameters and normalisation statistics) are summed in float64 and returned in their own
     dtype. Integer and boolean buffers are counters or flags, which have no meaningful mean: the first model's are kept.
+
+    So many models are added up `together`, piece by piece: of those that are in memory anyway, sums then stay in the
+    processor's cache. Until then they must not change.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, together: int = 1) -> None:
+        self._together = together
         self._total = 0.0
+        self._waiting: list[tuple[Mapping[str, Tensor], float]] = []
         self._sums: dict[str, Tensor] = {}
         self._first: dict[str, Tensor] = {}
 
@@ -31,26 +40,62 @@ class WeightedMean:
             check_same_layout(self._first, weights)
         else:
             self._start(weights)
-        for name, total in self._sums.items():
-            # The product must be formed in float64 as well: weight * a half-precision tensor may overflow.
-            total.add_(weights[name].detach().to(torch.float64), alpha=weight)
         self._total += weight
+        self._waiting.append((weights, weight))
+        if len(self._waiting) > self._together or self._together == 1:
+            self._add_up()
 
     def result(self) -> dict[str, Tensor]:
         """The mean so far, as new tensors in the order of the first model's keys."""
         if not self._first:
             raise ValueError("there is no mean of no models")
-        return {
-            name: (self._sums[name] / self._total).to(first.dtype) if name in self._sums else first.clone()
+        found = {
+            name: torch.empty(first.shape, dtype=first.dtype) if first.is_floating_point() else first.clone()
             for name, first in self._first.items()
         }
+        for name, mean in found.items():
+            if mean.is_floating_point():
+                flat, known = mean.view(-1), self._sums.get(name)
+                # Scratch in the cache: further models may still be added to the sums.
+                scratch = torch.empty(min(PIECE, len(flat)), dtype=torch.float64)
+                for piece, add in self._pieces(name):
+                    part = flat[piece]
+                    total = scratch[: len(part)]
+                    total.zero_() if known is None else total.copy_(known[piece])
+                    add(total)
+                    part.copy_(total.div_(self._total))
+        return found
+
+    def _add_up(self) -> None:
+        for name, first in self._first.items():
+            if first.is_floating_point():
+                if name not in self._sums:
+                    self._sums[name] = torch.zeros(first.numel(), dtype=torch.float64)
+                for piece, add in self._pieces(name):
+                    add(self._sums[name][piece])
+        self._waiting.clear()
+
+    def _pieces(self, name: str) -> Iterator[tuple[slice, Callable[[Tensor], None]]]:
+        """Every piece of a tensor, and what adds that piece of the waiting models to a total."""
+        models = [(weights[name].detach().reshape(-1), weight) for weights, weight in self._waiting]
+        count = self._first[name].numel()
+        buffer = torch.empty(min(PIECE, count), dtype=torch.float64)
+        for start in range(0, count, PIECE):
+            piece = slice(start, min(start + PIECE, count))
+
+            def add(total: Tensor, piece: slice = piece) -> None:
+                own = buffer[: len(total)]
+                for tensor, weight in models:
+                    # The product must be formed in float64 as well: weight * a half-precision tensor may overflow.
+                    total.add_(own.copy_(tensor[piece]), alpha=weight)
+
+            yield piece, add
 
     def _start(self, weights: Mapping[str, Tensor]) -> None:
         if not weights:
             raise ValueError("a model without tensors cannot be averaged")
         for name, tensor in weights.items():
             if tensor.is_floating_point():
-                self._sums[name] = torch.zeros_like(tensor, dtype=torch.float64, requires_grad=False)
                 # Only shape and dtype are needed later; an expanded scalar keeps them without the memory.
                 self._first[name] = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
             elif tensor.is_complex():
@@ -60,22 +105,34 @@ class WeightedMean:
 
 
 def weighted_mean(items: Iterable[tuple[Mapping[str, Tensor], float]]) -> dict[str, Tensor]:
-    """The mean of (model, weight) pairs, with weights normalised to sum 1. The pairs may be a generator."""
-    mean = WeightedMean()
+    """The mean of (model, weight) pairs, with weights normalised to sum 1. The pairs may be a generator, of which one
+    model is in memory at a time."""
+    mean = WeightedMean(len(items) if isinstance(items, Sequence) else 1)
     for weights, weight in items:
         mean.add(weights, weight)
     return mean.result()
 
 
 def update_norm(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> float:
-    """The L2 norm of `new - old` over all floating tensors together, in float64."""
+    """The L2 norm of `new - old` over all floating tensors together."""
     check_same_layout(old, new)
-    squares = 0.0
-    for name, before in old.items():
-        if before.is_floating_point():
-            difference = new[name].detach().to(torch.float64) - before.detach().to(torch.float64)
-            squares += float(difference.square().sum())
-    return math.sqrt(squares)
+    return math.sqrt(sum(square_distance(new[key], old[key]) for key in old if old[key].is_floating_point()))
+
+
+def square_distance(a: Tensor, b: Tensor) -> float:
+    """The sum of the squares of `a` - `b`, two floating tensors of one shape, to six digits or more; not finite if they
+    are not. Squares are added up in float32 for a piece, and pieces in float64."""
+    one, other, squares = a.detach().reshape(-1), b.detach().reshape(-1), 0.0
+    for start in range(0, len(one), PIECE):
+        piece = slice(start, start + PIECE)
+        difference = one[piece] - other[piece]
+        square = float(torch.dot(difference, difference)) if difference.dtype == torch.float32 else 0.0
+        if not _SMALLEST_SQUARE < square < math.inf and bool(difference.any()):
+            # Beyond what float32 can add up, or another type.
+            exact = one[piece].to(torch.float64) - other[piece].to(torch.float64)
+            square = float(torch.dot(exact, exact))
+        squares += square
+    return squares
 
 
 def check_same_layout(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:

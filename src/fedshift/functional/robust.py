@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.functional.averaging import WeightedMean, check_same_layout
+from fedshift.functional.averaging import WeightedMean, check_same_layout, square_distance
 
 Model = Mapping[str, Tensor]
 Models = Callable[[], Iterable[Model]]
@@ -43,7 +43,7 @@ WHOLE = Parts(1.0, 1.0)
 
 
 def update_lengths(new: Model, old: Model, unit: Model | None = None) -> Parts:
-    """L2 norms of `new` - `old`, in float64. A running mean is divided by the standard deviation of its channel in
+    """L2 norms of `new` - `old`. A running mean is divided by the standard deviation of its channel in
     `unit` (None: `old`), a running variance by the variance."""
     check_same_layout(old, new)
     unit = old if unit is None else unit
@@ -51,13 +51,15 @@ def update_lengths(new: Model, old: Model, unit: Model | None = None) -> Parts:
     for name, before in old.items():
         if not before.is_floating_point():
             continue
-        difference = new[name].detach().double() - before.detach().double()
         variance = unit.get(name.removesuffix(_MEAN) + _VARIANCE) if name.endswith(_MEAN) else unit.get(name)
         is_statistic = name.endswith((_MEAN, _VARIANCE)) and variance is not None
         if is_statistic and variance is not None:
             scale = variance.detach().double().clamp(min=0) + _SMALLEST_VARIANCE
+            difference = new[name].detach().double() - before.detach().double()
             difference = difference / (scale.sqrt() if name.endswith(_MEAN) else scale)
-        squares[is_statistic] += float(difference.square().sum())
+            squares[True] += float(difference.square().sum())
+        else:
+            squares[False] += square_distance(new[name], before)
     return Parts(math.sqrt(squares[False]), math.sqrt(squares[True]))
 
 
@@ -99,7 +101,8 @@ def shortened(new: Model, old: Model, factors: Parts) -> Model:
 
 def mean_of_parts(models: Iterable[Model], weights: Sequence[float], factors: Sequence[Parts]) -> dict[str, Tensor]:
     """The weighted mean, where a model's weight is multiplied by its factor for the part that a tensor belongs to."""
-    means = {False: WeightedMean(), True: WeightedMean()}
+    together = len(models) if isinstance(models, Sequence) else 1
+    means = {False: WeightedMean(together), True: WeightedMean(together)}
     names: list[str] = []
     parts: dict[bool, list[str]] = {}
     for model, weight, own in zip(models, weights, factors, strict=True):

@@ -7,7 +7,7 @@ Domain Generalization. IEEE Transactions on Knowledge and Data Engineering, 2023
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Literal
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.data.batches import LabelledBatch
+from fedshift.federation.aggregation import held
 from fedshift.federation.federation import Federation, Replies
 from fedshift.federation.plan import ModelSpec, Plan
 from fedshift.federation.releases import Metric, Release, Weights
@@ -221,7 +222,11 @@ class Csac:
         model_of = fed.clipped(sites, lambda site: replies[site].model, dict.fromkeys(sites, since))
         if len(replies) == 1:
             fed.count("fusion.one-site")
-        fused = fuse(lambda: ((site, model_of(site)) for site in sites), self.hyper.fusion, self.hyper.distance)
+
+        def models() -> Iterable[tuple[str, Weights]]:
+            return held(((site, model_of(site)) for site in sites), lambda pair: pair[1])
+
+        fused = fuse(models, self.hyper.fusion, self.hyper.distance)
         for site, trained in replies:
             fed.note(f"{phase}train_loss", trained.loss, site)
             for stage, layer in shown_layers(fed.plan.model).items():

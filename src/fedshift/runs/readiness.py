@@ -10,7 +10,7 @@ from pathlib import Path
 from fedshift.data.check import about_frames
 from fedshift.data.domain import MIN_SAMPLES, Domain
 from fedshift.errors import InputError
-from fedshift.federation.federation import needed_answers
+from fedshift.federation.admission import needed_answers
 from fedshift.federation.site import SiteSpec, is_asked, kept_samples
 from fedshift.methods import find_about, find_method
 from fedshift.runs.planning import Prepared, site_specs
