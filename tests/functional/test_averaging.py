@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedshift.functional.averaging import WeightedMean, update_norm, weighted_mean
+from fedshift.functional.averaging import WeightedMean, mean_so_far, update_norm, weighted_mean
 
 positive = st.floats(min_value=1e-3, max_value=1e6)
 values = st.floats(min_value=-100, max_value=100, width=32)
@@ -182,3 +182,17 @@ def test_update_norm_of_a_poisoned_update_is_not_finite() -> None:
 def test_update_norm_refuses_another_shape() -> None:
     with pytest.raises(ValueError, match="shape"):
         update_norm({"a": torch.ones(1, 3)}, {"a": torch.ones(7, 3)})
+
+
+def test_the_mean_of_rounds_grows_one_model_at_a_time() -> None:
+    mean: dict[str, Tensor] = {}
+    for count, value in enumerate((1.0, 2.0, 6.0), start=1):
+        mean = mean_so_far(mean, model(value, tracked=count), count)
+    assert torch.equal(mean["layer.weight"], torch.full((2, 3), 3.0))  # (1 + 2 + 6) / 3
+    assert torch.equal(mean["bn.running_mean"], torch.full((3,), 30.0))
+    assert int(mean["bn.num_batches_tracked"]) == 3
+
+
+def test_the_mean_of_rounds_refuses_another_layout() -> None:
+    with pytest.raises(ValueError, match="shape"):
+        mean_so_far({"w": torch.ones(3)}, {"w": torch.ones(1)}, 2)

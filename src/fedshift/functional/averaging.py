@@ -113,6 +113,20 @@ def weighted_mean(items: Iterable[tuple[Mapping[str, Tensor], float]]) -> dict[s
     return mean.result()
 
 
+def mean_so_far(mean: Mapping[str, Tensor], new: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    """The plain mean of `count` models, of which `mean` is that of all but the last and `new` is the last. Integer and
+    boolean tensors are the last model's."""
+    if count == 1:
+        return {name: tensor.clone() for name, tensor in new.items()}
+    check_same_layout(mean, new)
+    return {
+        name: (before.double() + (new[name].double() - before.double()) / count).to(before.dtype)
+        if before.is_floating_point()
+        else new[name].clone()
+        for name, before in mean.items()
+    }
+
+
 def update_norm(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> float:
     """The L2 norm of `new - old` over all floating tensors together."""
     check_same_layout(old, new)

@@ -127,3 +127,9 @@ def _weighted(ratios: Tensor, values: Sequence[Tensor]) -> Tensor:
     for place, value in enumerate(values[1:], start=1):
         total = torch.addcmul(total, ratios[place], value)
     return total
+
+
+def standardised(x: Tensor, eps: float = 1e-5) -> Tensor:
+    """Every channel of every image `(B, C, H, W)` with mean 0 and variance 1; a flat channel is 0."""
+    centred = x - x.mean((2, 3), keepdim=True)
+    return centred * (centred.square().mean((2, 3), keepdim=True) + eps).rsqrt()

@@ -28,6 +28,7 @@ from fedshift.methods import (
 )
 from fedshift.methods.base import About, Entry, Method
 from fedshift.methods.copa import copa, copa_uda
+from fedshift.methods.fedlooks import fedlooks
 from fedshift.methods.kd3a import kd3a
 from fedshift.methods.local import SharedModelMethod
 from fedshift.registry import Registry
@@ -62,6 +63,7 @@ _BUILTIN = (
     Entry(feddg_ga.FEDDG_GA, feddg_ga.FedDGGA),
     Entry(fedomg.FEDOMG, fedomg.FedOMG),
     Entry(guided_head.GUIDED_HEAD, guided_head.GuidedHead),
+    Entry(fedlooks.FEDLOOKS, fedlooks.FedLooks),
     Entry(csac.CSAC, csac.Csac),
     Entry(copa.COPA, copa.Copa),
     Entry(copa_uda.COPA_UDA, copa_uda.CopaUda),

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from fedshift.errors import InputError
 from fedshift.functional.agreement import equal_shares, mean_probability, mean_score
+from fedshift.functional.norms import standardised
 
 
 class Backbone(nn.Module):
@@ -41,6 +42,8 @@ class Network(nn.Module):
 
     mean: Tensor
     std: Tensor
+    by_image: bool = False
+    """Whether images are normalised by the mean and deviation of their own channels instead."""
 
     def __init__(
         self, backbone: Backbone, head: nn.Module, mean: Sequence[float], std: Sequence[float], arch: str
@@ -55,7 +58,7 @@ class Network(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """The input of the head: `(B, out_features)`, or `(B, out_features, h, w)` for segmentation."""
-        features: Tensor = self.backbone((x - self.mean) / self.std)
+        features: Tensor = self.backbone(standardised(x) if self.by_image else (x - self.mean) / self.std)
         return features
 
     def forward(self, x: Tensor) -> Tensor:

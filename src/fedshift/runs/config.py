@@ -66,6 +66,7 @@ class RunConfig(BaseModel):
     weight_decay: float | None = Field(None, ge=0)
     local_epochs: float | None = Field(None, gt=0)
     schedule: str | None = None
+    average_rounds: float | None = Field(None, ge=0, le=1)
     precision: Literal["auto", "float32", "bfloat16"] = "float32"
     augment: tuple[
         Literal[
@@ -136,6 +137,7 @@ DEFAULTS: dict[str, Any] = {
     "local_epochs": 1.0,
     "schedule": "cosine",
     "backbone_lr_factor": 1.0,
+    "average_rounds": 0.0,
 }
 """Used where neither the user nor the method's paper gives a value; `lr` comes from the architecture."""
 

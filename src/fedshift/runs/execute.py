@@ -20,6 +20,7 @@ from fedshift.federation.federation import Federation
 from fedshift.federation.handshake import Described, agree
 from fedshift.federation.releases import Weights
 from fedshift.files import write_failed
+from fedshift.functional.averaging import mean_so_far
 from fedshift.machine import NO_BFLOAT16, emulates_bfloat16
 from fedshift.methods import find_about, find_method
 from fedshift.methods.base import SHARED, Method
@@ -246,6 +247,7 @@ class _Execution:
             )
         rows = [{"phase": "train", "site": n.site, "name": n.name, "value": n.value} for n in self.fed.notes]
         memory = dataclasses.replace(memory, round=round, state=state)
+        self._add_to_mean(memory)
         if round % self.config.evaluate_every == 0 or round == self.plan.training.rounds:
             rows += self._score(memory)
         memory.seconds += time.perf_counter() - started
@@ -279,7 +281,7 @@ class _Execution:
 
     def _score(self, memory: Memory) -> list[dict[str, Any]]:
         """Scores the round's models, keeps those of the best validated round, and gives rows for the metrics."""
-        models, task = self.method.models(memory.state), self.plan.model.task
+        models, task = self._models(memory), self.plan.model.task
         val = memory.validation = score_models(self.fed, models, self.validated, "val")
         models = self.used = self._as_used(models)
         memory.confusions = score_models(self.fed, models, self.tested, "test")
@@ -317,7 +319,7 @@ class _Execution:
         if models is None:
             # All rounds had been done when this was resumed. What is measured again is not counted again.
             learning = dataclasses.replace(memory.learning)
-            models = self._as_used(self.method.models(memory.state))
+            models = self._as_used(self._models(memory))
             self.fed.learning = memory.learning = learning
         digest = save_model(self.directory.model, self._saved(models))
         results = make_results(self.prepared, memory, digest, self.tested, described, self.progress.message)
@@ -331,6 +333,20 @@ class _Execution:
         self.directory.mark_done()
         self.progress.finish(results)
         return results
+
+    def _add_to_mean(self, memory: Memory) -> None:
+        """The last `average_rounds` of the rounds count: a share, rounded to whole rounds."""
+        rounds = self.plan.training.rounds
+        if memory.round <= rounds - round(rounds * (self.config.average_rounds or 0.0)):
+            memory.mean, memory.mean_of = {}, {}  # There is one if the run had fewer rounds when it was started.
+        else:
+            for name, model in self.method.models(memory.state).items():
+                memory.mean_of[name] = memory.mean_of.get(name, 0) + 1
+                memory.mean[name] = mean_so_far(memory.mean.get(name, {}), model, memory.mean_of[name])
+
+    def _models(self, memory: Memory) -> Mapping[str, Weights]:
+        """What is scored and kept: the method's models, or their means over rounds where there are some by now."""
+        return {**self.method.models(memory.state), **memory.mean}
 
     def _as_used(self, models: Mapping[str, Weights]) -> Mapping[str, Weights]:
         """The models with the statistics that they are used with. DualAdapt's clients train with their own and have

@@ -32,7 +32,8 @@ class Memory:
     """All that a checkpoint holds: where the run is and what has been counted. `states` are the files that sites on
     this machine have stored by then; `metrics_...` is how much of `metrics.jsonl` belongs to it;
     `planned` is how many rounds it was to have by then, and `replans` how that changed. `sent` is
-    what sites have of models that cross as changes."""
+    what sites have of models that cross as changes. `mean` is the mean of each model over its last `mean_of` rounds, if
+    `average_rounds` asks for it."""
 
     round: int
     state: Any
@@ -43,6 +44,8 @@ class Memory:
     seconds: float = 0.0
     confusions: dict[str, Tensor] = field(default_factory=dict)
     validation: dict[str, Tensor] = field(default_factory=dict)
+    mean: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    mean_of: dict[str, int] = field(default_factory=dict)
     states: tuple[str, ...] = ()
     planned: int = 0
     replans: list[Replan] = field(default_factory=list)

@@ -5,12 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from fedshift.bench.grid import as_suite
-from fedshift.bench.papers import copa, csac, dualadapt, kd3a, robust
+from fedshift.bench.papers import copa, csac, dualadapt, kd3a, ours, robust
 from fedshift.bench.papers.selection import SELECTION
 from fedshift.bench.suite import Suite
 from fedshift.errors import InputError, nearest
 
-EXPERIMENTS = (*copa.EXPERIMENTS, *csac.EXPERIMENTS, *kd3a.EXPERIMENTS, *dualadapt.EXPERIMENTS, *robust.EXPERIMENTS)
+EXPERIMENTS = (
+    *copa.EXPERIMENTS,
+    *csac.EXPERIMENTS,
+    *kd3a.EXPERIMENTS,
+    *dualadapt.EXPERIMENTS,
+    *robust.EXPERIMENTS,
+    *ours.EXPERIMENTS,
+)
 
 
 def _position(suite: Suite) -> tuple[bool, str, str]:

@@ -1,0 +1,83 @@
+"""`ours/...`: fedshift's own method beside the papers', beside baselines that are tuned as hard, and beside controls.
+There are no printed numbers."""
+
+from __future__ import annotations
+
+from fedshift.bench import recipes
+from fedshift.bench.columns import each_target, one_home
+from fedshift.bench.grid import Experiment
+from fedshift.bench.jobs import Row
+from fedshift.bench.papers.controls import ADABN, POOLED, with_own_statistics
+
+SOURCE = "no paper: fedshift's own method"
+
+TUNED = {"augment": ["standard-unflipped"], "average_rounds": 0.33}
+"""Chosen for FedAvg as FedLooks was: docs/methods/fedlooks.md. No flips, for a mirrored digit is none."""
+CROPS = {"augment": ["resized-crop"]}
+
+_PHOTOS = recipes.COPA_PACS.with_seeds(0, 1, 2)
+_DIGIT_FIVE = recipes.COPA_DIGIT_FIVE.with_seeds(0, 1, 2)
+_CLIENTS = recipes.DUAL_DIGIT_FIVE.with_seeds(0, 1, 2)
+
+EXPERIMENTS = (
+    Experiment(
+        "ours/generalize",
+        SOURCE,
+        "How well does FedLooks generalize to an unseen look, beside FedAvg tuned as hard, papers and rivals?",
+        (
+            Row("FedAvg", "fedavg"),
+            Row("FedAvg, tuned", "fedavg", TUNED),
+            Row("COPA", "copa"),
+            Row("CSAC", "csac"),
+            Row("FedDG", "feddg"),
+            Row("FedDG-GA", "feddg-ga"),
+            Row("FedOMG", "fedomg"),
+            Row("guided head", "guided-head"),
+            Row("FedLooks, no crops", "fedlooks"),
+            Row("FedLooks", "fedlooks", CROPS),
+            Row("DeepAll", "deepall"),
+        ),
+        each_target,
+        (_PHOTOS,),
+        recipes.DIGITS,
+        baseline="FedAvg, tuned",
+    ),
+    Experiment(
+        "ours/adapt",
+        SOURCE,
+        "How well does FedLooks adapt to a look without labels, beside normalisation alone and three papers?",
+        (
+            Row("source-only", "source-only"),
+            POOLED,
+            ADABN,
+            Row("AdaBN, tuned", "adabn", {**TUNED, "norm": "own"}),
+            Row("COPA", "copa-uda"),
+            Row("KD3A", "kd3a"),
+            Row("FADA", "fada"),
+            Row("FedLooks, not adapted", "fedlooks", {**CROPS, "norm": "own", "fedlooks": {"source_rounds": 1.0}}),
+            Row("FedLooks", "fedlooks", {**CROPS, "norm": "own"}),
+            Row("oracle", "oracle"),
+        ),
+        each_target,
+        (_DIGIT_FIVE,),
+        recipes.ADAPT_DIGITS,
+        baseline="AdaBN",
+    ),
+    Experiment(
+        "ours/multi-adapt",
+        SOURCE,
+        "One labelled look of digits, four clients without labels: what does FedLooks add to each client's statistics?",
+        (
+            Row("source only", "source-only"),
+            ADABN,
+            *with_own_statistics(Row("Fed-MCD", "fed-mcd"), Row("DualAdapt", "dualadapt")),
+            Row("FedLooks, no looks", "fedlooks", {"norm": "own", "fedlooks": {"depth": 0}}),
+            Row("FedLooks", "fedlooks", {"norm": "own"}),
+        ),
+        one_home,
+        (_CLIENTS,),
+        recipes.ONE_TO_MANY.but({name: {"rounds": 16} for name in ("adabn", "fedlooks")}),
+        baseline="AdaBN",
+        per_client=True,
+    ),
+)

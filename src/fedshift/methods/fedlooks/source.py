@@ -1,0 +1,106 @@
+"""FedLooks where labels are: every image is normalised by itself and learned twice, as it is and with a random look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedshift.data.batches import LabelledBatch
+from fedshift.federation import codec
+from fedshift.federation.plan import Plan
+from fedshift.federation.releases import Weights
+from fedshift.federation.site import Labelled
+from fedshift.federation.step import step
+from fedshift.functional.looks import random_looks
+from fedshift.functional.losses import cross_entropy
+from fedshift.methods.averaging import Trained
+from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
+from fedshift.nn.network import Network
+from fedshift.rng import Rng
+
+
+@dataclass(frozen=True)
+class Hyper:
+    by_image: bool = True
+    """Whether images are normalised by their own means and deviations, in training and afterwards."""
+    depth: int = 3
+    """How often a look's random filter is applied at most; 0: no looks."""
+    spread: float = 0.5
+    """Deviation of a look's random contrasts and brightnesses."""
+    smoothing: float = 0.1
+    """Label smoothing."""
+    source_rounds: float = 0.67
+    """adapt: the share of the rounds in which sources train; then the target adapts."""
+    target_rate: float = 0.4
+    """adapt: the learning rate of the target, times `lr`."""
+    gate: float = 0.5
+    """adapt: how likely a class has to be to be learned."""
+    information: float = 1.0
+    """adapt: weight of information maximisation on the target's own images."""
+
+    def __post_init__(self) -> None:
+        if self.depth < 0:
+            raise ValueError(f"depth must be 0 or more, not {self.depth}")
+        if not 0 <= self.smoothing < 1:
+            raise ValueError(f"smoothing must be at least 0 and below 1, not {self.smoothing}")
+        if not 0 < self.source_rounds <= 1:
+            raise ValueError(f"source_rounds is a share above 0 and at most 1, not {self.source_rounds}")
+        if not 0 <= self.gate <= 1:
+            raise ValueError(f"gate must be from 0 to 1, not {self.gate}")
+        for key in ("spread", "target_rate", "information"):
+            if not 0 <= getattr(self, key) < float("inf"):
+                raise ValueError(f"{key} must be 0 or more, not {getattr(self, key)}")
+
+
+def looks_network(plan: Plan) -> Network:
+    """The plan's network, normalising images by themselves. Its initial weights do not matter."""
+    net = plain_network(plan)
+    net.by_image = codec.restore(Hyper, dict(plan.hyper)).by_image
+    return net
+
+
+def source_rounds(plan: Plan) -> int:
+    """In how many rounds sources train: all; in adapt at least 1, and fewer than all if there are two or more, unless
+    `source_rounds` is 1. They have a whole schedule of learning rates."""
+    rounds, share = plan.training.rounds, codec.restore(Hyper, dict(plan.hyper)).source_rounds
+    if plan.setting != "adapt" or share == 1:
+        return rounds
+    return max(1, min(round(share * rounds), rounds - 1))
+
+
+@step
+def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
+    """Local epochs of SGD on `loss_of_looks`."""
+    hyper, training = site.hyper(Hyper), site.plan.training
+    net = with_weights(looks_network(site.plan), model, site.device).train()
+    generator = rng.child("looks").torch()
+    batches = site.train.batches(training.batch_size, rng, training.local_epochs, augmentation(site.plan))
+    optimizer = sgd(site, net, lr=replace(training, rounds=source_rounds(site.plan)).lr_at(site.round))
+    loss = train_batches(batches, loss_of_looks(net, hyper, generator), optimizer, training.precision)
+    return Trained(model=weights_of(net), samples=site.train.used, loss=loss)
+
+
+def loss_of_looks(net: torch.nn.Module, hyper: Hyper, generator: torch.Generator) -> Callable[[LabelledBatch], Tensor]:
+    """Mean cross-entropy of all images and their looks.
+
+    They pass in two halves, each as large as the batch and each with images and looks of these, which BatchNorm
+    normalises together. Two batches take less time than one that is twice as large.
+    """
+
+    def loss_of(batch: LabelledBatch) -> Tensor:
+        if hyper.depth == 0:
+            return cross_entropy(net(batch.x), batch.y, smoothing=hyper.smoothing)
+        looks = random_looks(batch.x, generator, hyper.depth, hyper.spread)
+        loss = torch.zeros((), device=looks.device)
+        for half in (slice(0, None, 2), slice(1, None, 2)):
+            own, y = batch.x[half], batch.y[half]
+            if len(y):
+                both = torch.cat([own, looks[half]]).contiguous(memory_format=torch.channels_last)
+                part = cross_entropy(net(both), torch.cat([y, y]), smoothing=hyper.smoothing)
+                loss = loss + part * (len(y) / len(batch.y))
+        return loss
+
+    return loss_of
