@@ -16,6 +16,7 @@ import fedshift
 from fedshift.bench.auto import CANDIDATES, Choice, affordable, best_of, choose_method, keep_choice
 from fedshift.bench.own import compare_methods, open_own, setting_of
 from fedshift.bench.proposal import propose, write_proposal
+from fedshift.bench.trees import ALONE, POOLED, auc
 from fedshift.cli.app import app
 from fedshift.data import DataSource, check_data
 from fedshift.errors import InputError
@@ -144,3 +145,37 @@ def test_init_on_the_command_line(tiny_data: Path, clinics: Path, tmp_path: Path
     assert empty.exit_code == 2 and not (tmp_path / "other.yaml").exists()
     done = call(app, ["train", str(out), "--method", "fedavg", "--budget", "3", "--out", str(tmp_path / "run")])
     assert isinstance(done.exception, InputError) and "budget" in str(done.exception)
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path) -> Path:
+    """Three tables in which one column decides, and one is missing at a site."""
+    folder, rng = tmp_path / "hospitals", np.random.default_rng(0)
+    folder.mkdir()
+    for site in ("a", "b", "c"):
+        rows = []
+        for _ in range(60):
+            x = float(rng.normal())
+            rows.append(f"{x:.3f},{'' if site == 'b' else 1},{'FM'[int(rng.integers(2))]},{int(x > 0) * 3}")
+        (folder / f"{site}.csv").write_text("\n".join(["x,extra,sex,grade", *rows]) + "\n")
+    (folder / "columns.yaml").write_text("label: grade\npositive: [1, 2, 3]\n")
+    return folder
+
+
+def test_tables_are_compared_with_trees_and_by_auc(hospitals: Path, tmp_path: Path) -> None:
+    values = {"data_dir": hospitals, "target": "a", "rounds": 4, "policy": {"min_samples": 2}, "batch_size": 8}
+    found = compare_methods(["fedavg", "copa"], values, tmp_path / "out", jobs=1, launcher=InProcess())
+    assert found.failures == (), "copa chooses keys for tables by itself"
+    accuracy, _, area = found.tables
+    assert list(accuracy.cells) == ["fedavg", "copa", ALONE, POOLED] and "AUC" in area.title
+    # Trees find the only column that decides, and go without one that is missing in all rows.
+    assert (accuracy.cells[POOLED]["average"].mean or 0) > 0.9 and (area.cells[POOLED]["average"].mean or 0) > 0.95
+    assert (area.cells["fedavg"]["average"].mean or 0) > 0.9
+    config = read_config(next((tmp_path / "out" / "jobs").glob("*/config.yaml")))
+    assert config["method"] in ("fedavg", "copa")
+
+
+def test_auc_counts_pairs() -> None:
+    # Of the pairs (0.8, 0.1), (0.8, 0.4), (0.4, 0.1), (0.4, 0.4) three are in order and one is a tie.
+    assert auc(np.array([0.1, 0.4, 0.4, 0.8]), np.array([0, 0, 1, 1])) == 3.5 / 4
+    assert auc(np.array([0.1, 0.4]), np.array([1, 1])) == 0.5

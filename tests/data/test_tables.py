@@ -5,8 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedshift.data import DataSource, Domain, check_data, open_dataset
-from fedshift.errors import InputError
+from fedshift.data import DataSource, Domain, open_dataset
+from fedshift.data.formats.tables import read_features
+from fedshift.errors import InputError, SiteError
+from fedshift.federation.policy import Policy
+from fedshift.federation.site import require_nameable_classes
 
 
 @pytest.fixture
@@ -94,7 +97,11 @@ def test_equal_rows_share_a_split_and_order_does_not_matter(root: Path) -> None:
     ("lines", "code", "says"),
     [
         (["x,y", "1,2"], "data-labels", "The columns are: x, y"),
-        (["x,colour,label", "1,red,0", "2,blue,1"], "data-unreadable", "line 2: column 'colour' holds 'red'"),
+        (
+            ["x,colour,label", "1,red,0", "2,blue,1"],
+            "data-unreadable",
+            "column 'colour' holds text with 2 different values, such as 'red'",
+        ),
         (["x,label", "1,0", "2,?"], "data-labels", "line 3: the label is missing"),
         (["x,label", "1,0.5", "2,1"], "data-labels", "a measurement, not a class"),
         (["x,label", "1,0", "2"], "data-unreadable", "line 3: 1 cells where the header has 2"),
@@ -138,7 +145,51 @@ def test_check_reports_every_broken_table(root: Path) -> None:
     write(root, "a.csv", "x,label", "one,0", "2,1")
     write(root, "b.csv", "x,label", "1,0", "2,1")
     write(root, "c.csv", "x,label", "1,?", "2,1")
-    report = check_data(DataSource(data_dir=root))
-    assert [problem.code for problem in report.problems] == ["data-unreadable", "data-labels"]
-    (b,) = [domain for domain in report.domains if domain.name == "b"]
-    assert b.classes == {"0": {"train": 1, "val": 0, "test": 0}, "1": {"train": 1, "val": 0, "test": 0}}
+
+
+def test_categories_missing_codes_and_a_positive_class(root: Path) -> None:
+    rows = [f"{40 + i},{'FM'[i % 2]},{1 + i % 3},{0 if i == 1 else 200},{i % 4},x{i}" for i in range(24)]
+    write(root, "north.csv", "age,sex,pain,chol,grade,patient", *rows)
+    write(root, "south.csv", "age,sex,pain,chol,grade,patient", *rows[:12], "80,,2.0,?,1,y", "81,X,9,100,0,y")
+    (root / "columns.yaml").write_text(
+        "label: grade\npositive: [2, 3]\nleave_out: [patient]\nmissing: {chol: [0]}\ncategories: {pain: [1, 2, 3]}\n"
+    )
+    dataset = open_dataset(DataSource(data_dir=root))
+    assert dataset.classes == ("negative", "positive")
+    assert dataset.columns == ("age", "sex=F", "sex=M", "pain=1", "pain=2", "pain=3", "chol")
+    domain = dataset.load("south")
+    found = {row[0]: row[1:] for split in (domain.train, domain.val, domain.test) for row in split.inputs.tolist()}
+    assert found[40.0] == [1, 0, 1, 0, 0, 200]
+    assert np.isnan(found[41.0][5]), "0 is not known"
+    assert np.isnan(found[80.0][0]) and np.isnan(found[80.0][1]) and found[80.0][2:5] == [0, 1, 0]
+    assert found[81.0] == [0, 0, 0, 0, 0, 100], "a value that is in no list is none of the categories"
+    labels = rows_of(dataset.load("north"))
+    assert {int(row[0]): label for row, label in labels.items() if not np.isnan(row[-1])}[43] == 1
+    new = root / "new.csv"
+    new.write_text("pain,sex,age,chol\n3,M,60,0\n")
+    np.testing.assert_array_equal(read_features(new, dataset.columns), [[60, 0, 1, 0, 0, 1, np.nan]])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[1]", "must hold keys and values"),
+        ("labels: x", "unknown key 'labels'"),
+        ("categories: {sec: [F]}", "names a column 'sec', which no table has. Did you mean 'sex'"),
+        ("categories: [sex]", "categories must hold a line per column"),
+        ("positive: {a: 1}", "positive must be a value or a list"),
+    ],
+)
+def test_a_wrong_column_file_says_what_is_wrong(root: Path, text: str, says: str) -> None:
+    write(root, "a.csv", "age,sex,target", *["40,F,0", "50,M,1"] * 6)
+    (root / "columns.yaml").write_text(text)
+    assert says in problem_of(root).message
+
+
+def test_text_columns_do_not_leave_a_real_site_unless_listed(root: Path) -> None:
+    write(root, "north.csv", "age,sex,target", *["40,F,0", "50,M,1"] * 10)
+    source = DataSource(data_dir=root)
+    with pytest.raises(SiteError, match="column 'sex' holds text"):
+        require_nameable_classes(source, Policy())
+    (root / "columns.yaml").write_text("categories: {sex: [F, M]}")
+    require_nameable_classes(source, Policy())

@@ -41,11 +41,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Job:
-    """One training. `row` and `column` are the labels of its cell in the table."""
+    """One training. `row` and `column` are the labels of its cell in the table. Suites give a method's own keys all;
+    with `is_open`, those that nobody set are chosen for the data and network, as by `fedshift train`."""
 
     row: str
     column: str
     config: RunConfig
+    is_open: bool = False
 
     @cached_property
     def digest(self) -> str:

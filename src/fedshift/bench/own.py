@@ -4,7 +4,7 @@ is trained without it. The scores are on its labels, which no training has seen.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,15 @@ from fedshift.bench.jobs import Column, Job, Row, grid_jobs
 from fedshift.bench.records import Record
 from fedshift.bench.run import FailedJob, Launcher, OnProgress, run_jobs, silent
 from fedshift.bench.selection import MAIN_RULES
-from fedshift.bench.tables import Table, comma_separated, make_table, markdown, text
+from fedshift.bench.tables import Choose, Table, comma_separated, make_table, markdown, text
+from fedshift.bench.trees import AUC, POOLED, tree_records, with_auc
 from fedshift.data import DataSource, open_dataset
 from fedshift.data.domain import Dataset
 from fedshift.data.registry import DATASETS, survey
 from fedshift.errors import InputError
 from fedshift.federation.plan import Setting
 from fedshift.files import write_atomically
-from fedshift.methods import find_about
+from fedshift.methods import METHODS, find_about
 
 BASELINE = "fedavg"
 
@@ -107,7 +108,8 @@ def own_jobs(
     common = {"workers": 0, **{key: value for key, value in values.items() if key not in varied}}
     if common.get("data_dir"):
         common["data_dir"] = str(Path(common["data_dir"]).resolve())
-    return list(grid_jobs([Row(method, method) for method in methods], columns, seeds, common, {}))
+    rows = [Row(method, method) for method in methods]
+    return [replace(job, is_open=True) for job in grid_jobs(rows, columns, seeds, common, {})]
 
 
 def compare_methods(
@@ -128,7 +130,11 @@ def compare_methods(
     own = open_own(values)
     targets = [str(values["target"])] if values.get("target") else []
     columns = held_out_columns(own, targets, setting_of(named, values.get("setting")))
+    setting = setting_of(named, values.get("setting"))
     found = train_all(own_jobs(named, columns, values, seeds), own.dataset.name, out, jobs, progress, launcher)
+    extra = tree_records(own.dataset, columns, setting, seeds) if own.dataset.columns and found.records else []
+    records = [*with_auc(found.records, own.dataset, out / "jobs"), *extra]
+    found = replace(found, records=tuple(records), tables=own_tables(records, own.dataset.name))
     write_tables(found)
     return found
 
@@ -142,15 +148,25 @@ def train_all(
     launcher: Launcher | None = None,
 ) -> Comparison:
     outcome = run_jobs(wanted, out, jobs or cores(), progress, launcher)
-    bounds = [job.row for job in wanted if find_about(job.config.method).is_bound]
-    baseline = BASELINE if len({job.row for job in wanted}) > 1 else None
-    tables = [
-        make_table(outcome.records, choose, rule, f"held-out sites of {title}", baseline, None, bounds)
-        for rule, choose in MAIN_RULES.items()
-        if outcome.records
-    ]
     runs = dict.fromkeys(out / "jobs" / record.job for record in outcome.records)
-    return Comparison(tuple(tables), tuple(outcome.records), tuple(outcome.failures), tuple(runs), out)
+    tables = own_tables(outcome.records, title)
+    return Comparison(tables, tuple(outcome.records), tuple(outcome.failures), tuple(runs), out)
+
+
+def own_tables(records: Sequence[Record], title: str) -> tuple[Table, ...]:
+    """One per rule that chooses a round, and one of AUC where there are two classes."""
+    rows = list(dict.fromkeys(record.row for record in records))
+    bounds = [POOLED, *(row for row in rows if row in METHODS and find_about(row).is_bound)]
+    baseline = BASELINE if BASELINE in rows and len(rows) > 1 else None
+    chosen = [
+        (f"held-out sites of {title}", rule, choose, list(records)) for rule, choose in MAIN_RULES.items() if records
+    ]
+    if ranked := [record for record in records if any(AUC in scores for scores in record.scores.values())]:
+        areas: Choose = lambda record: {target: scores[AUC] for target, scores in record.scores.items()}  # noqa: E731
+        chosen.append((f"AUC at held-out sites of {title}", "last", areas, ranked))
+    return tuple(
+        make_table(list(own), choose, rule, name, baseline, None, bounds) for name, rule, choose, own in chosen
+    )
 
 
 def write_tables(found: Comparison) -> None:

@@ -124,7 +124,7 @@ def _run(job: Job, out: Path, launcher: Launcher) -> tuple[Job, FailedJob | None
         summary = "trained before"
         if not (folder / "done").exists():
             config = wanted / f"{job.digest}.yaml"
-            config.write_text(job.config.to_yaml())
+            config.write_text(job.config.to_yaml(only_given=job.is_open))
             code = launcher.train(config, folder, log, job.config.threads)
             if code != 0:
                 lines = log.read_text(errors="replace").strip().splitlines()

@@ -252,6 +252,12 @@ def require_nameable_classes(source: DataSource, policy: Policy) -> None:
             " column the right one?",
         )
     labelled = [part for part in found.domains if part.task is not None]
+    if found.text_columns:
+        raise SiteError(
+            "site-policy",
+            f"column {found.text_columns[0]!r} holds text, and names of its categories would leave the site: list"
+            " them in columns.yaml (categories), the same at every site, or leave the column out",
+        )
     if policy.classes is not None and labelled:
         unlisted = sorted(set(names) - set(policy.classes))
         if unlisted:

@@ -28,8 +28,9 @@ class About:
     the home's labelled data. `pooled` brings all sources to one place, `target-copies` the clients' data to the home,
     `target-labels` uses the labels of the targets: upper bounds to compare with, never something to deploy.
     `defaults` are the paper's values of common configuration keys. `pretrained` are values of common and own keys for
-    networks that start from given weights (`PRETRAINED` holds those of all methods). `hyper` is what makes a variant of
-    a method: keys that cannot be set to anything else. `unsent` are fields of its releases that it therefore leaves
+    networks that start from given weights (`PRETRAINED` holds those of all methods), `tables` those for table rows.
+    `hyper` is what makes a variant of a method: keys that cannot be set to anything else. `unsent` are fields of its
+    releases that it therefore leaves
     empty. With `needs_all` a run ends where one site gives no answer; otherwise the quorum decides. With
     `uses_statistics` it reads or replaces what BatchNorm layers remember."""
 
@@ -41,6 +42,7 @@ class About:
     data: Data = "federated"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     pretrained: Mapping[str, Any] = field(default_factory=dict)
+    tables: Mapping[str, Any] = field(default_factory=dict)
     hyper: Mapping[str, Any] = field(default_factory=dict)
     unsent: frozenset[str] = frozenset()
     needs_all: bool = False

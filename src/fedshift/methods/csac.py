@@ -266,6 +266,14 @@ def _batches(site: Labelled, epochs: float, hyper: Hyper, rng: Rng) -> Iterator[
     return islice(site.train.batches(size, rng, steps, augment), steps)
 
 
+FEW_STEPS = {
+    "momentum": 0.9,
+    "weight_decay": 5e-4,
+    "schedule": "cosine",
+    "csac": {"lambda_": 0.1, "acquisition_epochs": 2.0, "calibration_epochs": 1.0},
+}
+"""For pre-trained networks and for tables: the paper's sites train for ten epochs a round on thousands of images."""
+
 CSAC = About(
     "csac",
     ("generalize",),
@@ -282,12 +290,8 @@ CSAC = About(
     },
     # After few steps, local models are poor references for alignment: the paper's lambda is for thousands of steps, and
     # its epochs would make a run ten times as long as one of FedAvg with as many rounds.
-    pretrained={
-        "momentum": 0.9,
-        "weight_decay": 5e-4,
-        "schedule": "cosine",
-        "csac": {"lambda_": 0.1, "acquisition_epochs": 2.0, "calibration_epochs": 1.0},
-    },
+    tables=FEW_STEPS,
+    pretrained=FEW_STEPS,
     aggregation="clipped",
     counters={"fusion.one-site": "There was only one site to fuse: the fused model is that site's model."},
     time_factor=1.6,

@@ -114,10 +114,11 @@ class RunConfig(BaseModel):
             parse_attack(text)
         return self
 
-    def to_yaml(self) -> str:
-        """The complete configuration, ready to be run again."""
+    def to_yaml(self, *, only_given: bool = False) -> str:
+        """The complete configuration, ready to be run again; with `only_given`, own keys that the user has not set are
+        left to what is chosen for the data and network."""
         values = codec.plain(self.model_dump(mode="json"))
-        values[self.method] = codec.plain(self.hyper)
+        values[self.method] = codec.plain({k: v for k, v in self.hyper.items() if k in self.given or not only_given})
         return dump_yaml(values)
 
     def chosen(self) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def prepare(
     complete, precision = with_precision(_completed(config, dataset, roles), dataset, is_local)
     if complete.weights is not None:
         weights_file(complete)  # Weights that are not there are an error before anything is begun.
-    choices = "; ".join(told for told in (told_choices(config, complete), precision) if told)
+    choices = "; ".join(told for told in (told_choices(config, complete, dataset), precision) if told)
     plan = _plan(complete, dataset, roles)
     if is_local:
         require_possible(simulated_policy(complete), plan, complete.norm)
@@ -284,7 +284,7 @@ def _completed(config: RunConfig, dataset: Dataset, roles: Roles) -> RunConfig:
     arch = _choose_arch(dataset) if config.arch == "auto" else config.arch
     about = find_about(config.method)
     chosen = {**DEFAULTS, "lr": find_arch(arch).lr, **about.defaults}
-    pretrained = _for_pretrained(config, about)
+    pretrained = _for_pretrained(config, about) | _for_tables(dataset, about)
     own = {key: value for key, value in pretrained.pop(about.name, {}).items() if key not in config.given}
     norm = _choose_norm(config, about, roles, {**config.hyper, **own})
     if config.hyper.get("statistics") == "auto":
@@ -316,6 +316,11 @@ def _for_pretrained(config: RunConfig, about: About) -> dict[str, Any]:
     if is_average or "preset" in config.given:
         chosen.pop(about.name, None)  # They belong to frozen statistics; a preset has values of its own.
     return chosen
+
+
+def _for_tables(dataset: Dataset, about: About) -> dict[str, Any]:
+    """What is chosen for table rows: values of common keys, and the method's own under its name."""
+    return dict(about.tables) if len(dataset.input_shape) == 1 else {}
 
 
 def _choose_norm(config: RunConfig, about: About, roles: Roles, hyper: Mapping[str, Any]) -> Norm:
@@ -351,10 +356,11 @@ def _choose_norm(config: RunConfig, about: About, roles: Roles, hyper: Mapping[s
     return norm
 
 
-def told_choices(config: RunConfig, complete: RunConfig) -> str:
+def told_choices(config: RunConfig, complete: RunConfig, dataset: Dataset) -> str:
     """A sentence on what was chosen by `auto`, and from what; empty where there was no choice."""
     about = find_about(config.method)
-    chosen = _for_pretrained(config, about)
+    for_tables = _for_tables(dataset, about)
+    chosen = _for_pretrained(config, about) | for_tables
     own = chosen.pop(about.name, {})
     told = [f"{key}={getattr(complete, key)}" for key in chosen if getattr(config, key) is None]
     is_open = config.norm == "auto" and config.freeze_norm is None
@@ -362,7 +368,9 @@ def told_choices(config: RunConfig, complete: RunConfig) -> str:
         told.append(f"norm={complete.norm}")
     told += [f"{about.name}.{key.rstrip('_')}={value}" for key, value in own.items() if key not in config.given]
     if told:
-        return f"pre-trained network: {', '.join(told)} (what worked on photographs; --set KEY=VALUE changes it)"
+        what = "table rows" if for_tables else "pre-trained network"
+        where = "tables" if for_tables else "photographs"
+        return f"{what}: {', '.join(told)} (what worked on {where}; --set KEY=VALUE changes it)"
     if not is_open or complete.setting == "generalize" or config.hyper.get("statistics", "auto") != "auto":
         return ""
     if complete.norm == "own" and not about.norm:

@@ -1,7 +1,8 @@
 """Tables: one CSV file per domain with a header, numbers and one column of labels.
 
-An empty cell, `?`, `NA` or `NaN` is a missing value. A table without the label column is an unlabelled domain. Rows
-have no names, so a row's content decides its split: equal rows are always in the same split.
+An empty cell, `?`, `NA` or `NaN` is a missing value; a column file says what else is known (`columns`). A table without
+the label column is an unlabelled domain. Rows have no names, so a row's content decides its split: equal rows are
+always in the same split.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from numpy.typing import NDArray
 from fedshift.data.decoding import Size
 from fedshift.data.domain import Domain, Split, Task
 from fedshift.data.formats.base import InputFormat, Problem, Progress, Sample, printable
+from fedshift.data.formats.columns import MISSING, ColumnRules, categorical, is_number, plain_value, read_rules
 from fedshift.data.index.files import digest_of
 from fedshift.data.splits import SPLITS, SplitName, choose_splits
 from fedshift.errors import InputError, nearest
 
 SUFFIXES = (".csv", ".data")
 LABEL_COLUMNS = ("label", "target", "class")
-MISSING = ("", "?", "na", "nan")
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def read_cells(path: Path) -> Cells:
         raise TableError("data-unreadable", f"{where} is not a table: {problem}.") from problem
     header = table[0][1]
     lines, rows = [line for line, _ in table[1:]], [row for _, row in table[1:]]
-    if all(_is_number(name) for name in header):
+    if all(is_number(name) for name in header):
         raise TableError("data-layout", f"{where} has no header; its first line must name the columns.")
     twice = [name for name, count in Counter(header).items() if count > 1]
     if twice:
@@ -78,6 +79,23 @@ def read_cells(path: Path) -> Cells:
                 "data-unreadable", f"{where}, line {line}: {len(row)} cells where the header has {len(header)}."
             )
     return Cells(path, header, rows, lines)
+
+
+def understood(cells: Cells, rules: ColumnRules) -> Cells:
+    """The table without the columns that are left out, its missing values empty."""
+    kept = [at for at, name in enumerate(cells.header) if name not in rules.leave_out]
+    header = [cells.header[at] for at in kept]
+    rows = [[rules.cell(cells.header[at], row[at]) for at in kept] for row in cells.rows]
+    return Cells(cells.path, header, rows, cells.lines)
+
+
+def values_of(tables: Sequence[Cells], columns: Sequence[str]) -> dict[str, list[str]]:
+    """The values of each column in all tables, without missing ones."""
+    places = [(table, {name: at for at, name in enumerate(table.header)}) for table in tables]
+    return {
+        name: [row[at[name]] for table, at in places if name in at for row in table.rows if row[at[name]]]
+        for name in columns
+    }
 
 
 def find_label_column(tables: Sequence[Cells], wanted: str | None) -> str:
@@ -103,7 +121,9 @@ def find_label_column(tables: Sequence[Cells], wanted: str | None) -> str:
 class Table:
     """One domain's table, its columns in the order that all domains agreed on."""
 
-    def __init__(self, name: str, cells: Cells, label_column: str, columns: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, cells: Cells, label_column: str, columns: Sequence[str], rules: ColumnRules | None = None
+    ) -> None:
         self.name = name
         self.warnings: tuple[str, ...] = ()
         self.problems: tuple[Problem, ...] = ()
@@ -113,6 +133,8 @@ class Table:
         self._digests: list[str] = []
         try:
             labels = _labels_of(cells, label_column) if label_column in cells.header else None
+            if labels is not None and rules is not None:
+                labels = [rules.label_of(label) for label in labels]
             self._features = _features_of(cells, columns)
         except TableError as error:
             self.problems = (error.problem,)
@@ -160,7 +182,7 @@ def _labels_of(cells: Cells, column: str) -> list[str]:
         if text.lower() in MISSING:
             raise TableError("data-labels", f"{printable(cells.path)}, line {line}: the label is missing.")
         # Sites write the same class as 1, 1.0 or 01.
-        if _is_number(text):
+        if is_number(text):
             if not float(text).is_integer():
                 raise TableError(
                     "data-labels",
@@ -175,6 +197,12 @@ def _labels_of(cells: Cells, column: str) -> list[str]:
 def _features_of(cells: Cells, columns: Sequence[str]) -> NDArray[np.float32]:
     features = np.empty((len(cells.rows), len(columns)), dtype=np.float32)
     for i, column in enumerate(columns):
+        named = categorical(column, cells.header)
+        if named is not None:
+            at, value = cells.header.index(named[0]), named[1]
+            texts = [row[at] for row in cells.rows]
+            features[:, i] = [math.nan if t.lower() in MISSING else plain_value(t) == value for t in texts]
+            continue
         at = cells.header.index(column)
         for j, (line, row) in enumerate(zip(cells.lines, cells.rows, strict=True)):
             features[j, i] = _number(row[at], cells.path, column, line)
@@ -184,7 +212,7 @@ def _features_of(cells: Cells, columns: Sequence[str]) -> NDArray[np.float32]:
 def _number(text: str, path: Path, column: str, line: int) -> float:
     if text.lower() in MISSING:
         return math.nan
-    if not _is_number(text):
+    if not is_number(text):
         raise TableError(
             "data-unreadable",
             f"{printable(path)}, line {line}: column {printable(column)!r} holds {printable(text)!r}, which is not a "
@@ -193,18 +221,13 @@ def _number(text: str, path: Path, column: str, line: int) -> float:
     return float(text)
 
 
-def _is_number(text: str) -> bool:
-    try:
-        return abs(float(text)) <= float(np.finfo(np.float32).max)
-    except ValueError:
-        return False
-
-
 def read_features(path: Path, columns: Sequence[str]) -> NDArray[np.float32]:
-    """The named columns of a new table, `(rows, columns)`, for prediction; other columns are left out."""
+    """The named columns of a new table, `(rows, columns)`, for prediction; other columns are left out. A column file
+    beside it says which values are missing."""
     try:
-        cells = read_cells(path)
-        missing = [column for column in columns if column not in cells.header]
+        cells = understood(read_cells(path), read_rules(path.parent))
+        needed = [named[0] if (named := categorical(name, cells.header)) else name for name in columns]
+        missing = [column for column in needed if column not in cells.header]
         if missing:
             raise InputError("data-labels", f"{printable(path)} has no column {printable(missing[0])!r}.")
         return _features_of(cells, columns)

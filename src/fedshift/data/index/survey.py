@@ -29,6 +29,7 @@ from fedshift.data.formats.base import (
     printable,
     refuse_many_skipped,
 )
+from fedshift.data.formats.columns import COLUMN_FILE, ColumnRules, features_of_columns, read_rules
 from fedshift.data.formats.images import ImageFiles
 from fedshift.data.formats.masks import MaskCode, found_classes, listed_classes, unlisted_ids
 from fedshift.data.index.files import FileIndex
@@ -58,6 +59,8 @@ class Survey:
     shown_in: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     has_class_file: bool = False
     """Whether the class list was written down, and not found in the data."""
+    text_columns: tuple[str, ...] = ()
+    """Columns of tables whose categories nobody listed: they were found in the data."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def survey_folder(
     sheets = index.files(root, tables.SUFFIXES)
     has_images = bool(archives) or any(_holds_images(index, folder) for folder in folders)
     if sheets and not has_images:
-        return _survey_sheets(name, sheets, label_column, _ignored(folders, "no images"))
+        return _survey_sheets(root, name, sheets, label_column, _ignored(folders, "no images"))
     if not folders and not archives:
         raise InputError("data-layout", f"There are no domains in {printable(root)}; {LAYOUTS}.")
     if label_column is not None:
@@ -279,7 +282,10 @@ def _refuse_unlisted_ids(domains: Sequence[RawDomain], code: MaskCode) -> None:
                 domain.refuse(problem)
 
 
-def _survey_sheets(name: str, sheets: Sequence[Path], label_column: str | None, warnings: list[str]) -> Survey:
+def _survey_sheets(
+    root: Path, name: str, sheets: Sequence[Path], label_column: str | None, warnings: list[str]
+) -> Survey:
+    rules = read_rules(root)
     problems = _name_problems([path.stem for path in sheets])
     cells: list[tables.Cells] = []
     for path in sheets:
@@ -289,23 +295,32 @@ def _survey_sheets(name: str, sheets: Sequence[Path], label_column: str | None, 
             problems.append(error.problem)
     if not cells:
         return survey_tables(name, [], [], problems, warnings)
+    rules.require_columns([name for table in cells for name in table.header], root)
+    cells = [tables.understood(table, rules) for table in cells]
     try:
-        label = tables.find_label_column(cells, label_column)
+        label = tables.find_label_column(cells, label_column or rules.label)
     except tables.TableError as error:
         return survey_tables(name, [], [], [*problems, error.problem], warnings)
     columns = [column for column in cells[0].header if column != label]
+    alike = [table for table in cells if set(table.header) - {label} == set(columns)]
+    features = features_of_columns(columns, tables.values_of(alike, columns), rules, root / COLUMN_FILE)
     domains: list[RawDomain] = []
     for table in cells:
         own = set(table.header) - {label}
         if own == set(columns):
-            domains.append(tables.Table(table.path.stem, table, label, columns))
+            domains.append(tables.Table(table.path.stem, table, label, features, rules))
         else:
             only = printable(", ".join(sorted(own ^ set(columns))))
             pair = f"{printable(table.path.name)} and {printable(cells[0].path.name)}"
             problems.append(
                 Problem("data-layout", f"{pair} do not have the same columns; only one of them has: {only}.")
             )
-    return survey_tables(name, domains, columns, problems, warnings)
+    found = survey_tables(name, domains, features, problems, warnings)
+    return replace(found, text_columns=_undeclared(columns, features, rules))
+
+
+def _undeclared(columns: Sequence[str], features: Sequence[str], rules: ColumnRules) -> tuple[str, ...]:
+    return tuple(name for name in columns if name not in features and name not in rules.categories)
 
 
 def _read_class_file(root: Path, index: FileIndex) -> tuple[str, ...] | None:

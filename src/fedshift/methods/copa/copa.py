@@ -27,6 +27,7 @@ from fedshift.functional.losses import cross_entropy
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.copa.parts import (
     PRETRAINED_KEYS,
+    TABLE_KEYS,
     Hyper,
     aggregated,
     assembled,
@@ -295,6 +296,7 @@ COPA = About(
         "schedule": "cosine",
     },
     pretrained={"lr": 0.004, "copa": PRETRAINED_KEYS},
+    tables={"copa": TABLE_KEYS},
     counters={
         "copa.no-other-classifiers": (
             "There was only one source, so there were no other classifiers to collaborate with: this round was plain"

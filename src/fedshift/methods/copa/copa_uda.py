@@ -27,6 +27,7 @@ from fedshift.methods.copa import copa, parts
 from fedshift.methods.copa.copa import COPA, State, collected, first_state, frozen_for, shared_round, train_locally
 from fedshift.methods.copa.parts import (
     PRETRAINED_KEYS,
+    TABLE_KEYS,
     aggregated,
     assembled,
     converted_network,
@@ -267,6 +268,7 @@ COPA_UDA = About(
     # Office-Caltech10. The recipe of Digit-Five, with its larger batches: docs/methods/copa-uda.md.
     defaults=COPA.defaults,
     pretrained={"lr": 0.004, "copa-uda": PRETRAINED_KEYS},
+    tables={"copa-uda": TABLE_KEYS},
     counters={
         "copa-uda.fine-tuning-diverged": (
             "Training on pseudo labels gave NaN or infinite weights and was undone: a lower lr may help."

@@ -38,6 +38,10 @@ PHOTOGRAPH = 40
 Look = Callable[[Tensor], Tensor]
 
 
+TABLE_KEYS = {"augment": False, "norm": "bn"}
+"""For table rows, which nothing augments: what is left of the method is how classifiers and extractors judge each
+other."""
+
 PRETRAINED_KEYS = {
     "norm_where": "first-stage",
     "norm_start": "batch",
