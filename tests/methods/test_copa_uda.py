@@ -269,7 +269,9 @@ def test_one_step_of_fine_tuning_follows_the_gradient(
 
 def test_frozen_classifiers_take_no_gradient_and_hand_it_on(open_federation: Any) -> None:
     method, base, fed = open_federation()
-    net = parts.converted_network(fed.plan, method.hyper).train()
+    state = method.init(base, fed)
+    net = parts.converted_network(fed.plan, method.hyper)
+    net = parts.loaded(net, state.extractor, state.first_head, torch.device("cpu"))
     judges = parts.judges_of(net, {"amber": base.head.state_dict(), "blue": base.head.state_dict()}, method.hyper)
     batch = LabelledBatch(target_images(fed)[:8], torch.arange(8) % 3, torch.arange(8))
     own, others = parts.collaborative_loss(net, judges, lambda x: x.flip(3), parts.Hyper())

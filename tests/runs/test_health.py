@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedshift.functional.metrics import guessing_accuracy, per_class_dice, per_class_iou, wilson_interval
-from fedshift.runs.health import CODES, PREDICT_RULE, find_warnings, in_percent, majority_control
+from fedshift.runs.health import CODES, PREDICT_RULE, find_warnings, in_percent, majority_control, sure_shares
 from fedshift.runs.record import Scores
 
 ROOT = Path(__file__).parent.parent.parent
@@ -112,3 +112,23 @@ def test_docs_name_every_code_and_state_the_rule_of_predict_in_the_same_words() 
     reports = (ROOT / "docs" / "reports.md").read_text()
     assert not [code for code in CODES if f"`{code}`" not in reports]
     assert PREDICT_RULE in " ".join((ROOT / "docs" / "first-steps.md").read_text().replace("`", "").split())
+
+
+def test_a_method_that_is_sure_of_too_little_has_barely_adapted() -> None:
+    run = results({"t": square(28, 2)}, GOOD, setting="adapt", method="kd3a", target="t")
+    assert codes(find_warnings(run, RISING, FALLING, {1: 0.0, 2: 0.0, 3: 0.1})) == []  # The last third counts.
+    (found,) = find_warnings(run, RISING, FALLING, {1: 0.9, 2: 0.5, 3: 0.035})
+    assert (found["code"], found["site"]) == ("barely-adapted", "t")
+    assert "3.5 % of its samples" in found["text"] and "lower kd3a.gate" in found["advice"]
+    other = results({"t": square(28, 2)}, GOOD, setting="adapt", method="mine", target="t")
+    assert "lower" not in find_warnings(other, RISING, FALLING, {1: 0.0})[0]["advice"]
+
+
+def test_how_sure_models_were_is_in_the_metrics() -> None:
+    def row(round: int, name: str, value: float | None) -> dict[str, Any]:
+        return {"round": round, "name": name, "value": value, "phase": "train", "site": ""}
+
+    votes = [row(1, "voted_samples", 40), row(1, "unsupported_samples", 30), row(2, "voted_samples", 0)]
+    assert sure_shares([*votes, row(2, "unsupported_samples", 0), row(3, "voted_samples", 40)]) == {1: 0.25}
+    assert sure_shares([row(4, "pseudo_label_share", 0.5), row(5, "pseudo_label_share", None)]) == {4: 0.5}
+    assert sure_shares([row(1, "train_loss", 2.0)]) == {}

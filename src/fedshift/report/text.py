@@ -71,6 +71,7 @@ def sentence_list(names: list[str]) -> str:
 
 _METRICS = {
     "train_loss": ("Training loss", "by site"),
+    "shared_train_loss": ("Training loss, first phase", "one classifier for all sites, without judges"),
     "acquisition_train_loss": ("Training loss, first phase", "each site alone, before the first fusion"),
     "weight": ("Weight of each site", "its share in the average"),
     "agreement": ("Agreement", "share of the pseudo labels that each site's model agrees with"),

@@ -31,7 +31,7 @@ from fedshift.runs.config import RunConfig, as_recorded
 from fedshift.runs.directory import MetricsLog, RunDirectory, read_metrics
 from fedshift.runs.engines import ENGINES, Connection
 from fedshift.runs.files.model import ModelHeader, SavedModel, load_model, save_model
-from fedshift.runs.health import find_warnings, mean_losses
+from fedshift.runs.health import find_warnings, mean_losses, sure_shares
 from fedshift.runs.heartbeat import Heartbeat
 from fedshift.runs.planning import Prepared, base_network, open_federation, prepare
 from fedshift.runs.privacy import privacy_results, tell_budgets
@@ -325,9 +325,8 @@ class _Execution:
         results = make_results(self.prepared, memory, digest, self.tested, described, self.progress.message)
         if promised := privacy_results(described, self.directory.sites):
             results["privacy"] = promised
-        results["warnings"] = find_warnings(
-            results, memory.history, mean_losses(read_metrics(self.directory.metrics)[0])
-        )
+        rows = read_metrics(self.directory.metrics)[0]
+        results["warnings"] = find_warnings(results, memory.history, mean_losses(rows), sure_shares(rows))
         self.directory.write_results(results)
         self.directory.write_card(model_card(self.config, self.plan, results))
         self.directory.mark_done()

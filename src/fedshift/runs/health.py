@@ -46,6 +46,7 @@ CODES: Mapping[str, str] = {
     "val-fell": "validation that was better in an earlier round",
     "still-rising": "validation that was still rising at the end",
     "loss-flat": "a training loss that did not fall",
+    "barely-adapted": "a target from which the method learned little",
 }
 """Every code of a warning, and what it warns of."""
 
@@ -53,6 +54,8 @@ _FLAT = 0.05
 """Validation that rises by less than this has not risen."""
 _FAR_SITE, _FAR_TARGET = 0.1, 0.2
 """How far below the others a site, and below the sources a target, is far."""
+_LEAST_SURE = 0.1
+"""Where models are sure of the labels of fewer of a target's samples, the method has little to learn from there."""
 _LEAST_CHANGE = 0.02
 """Smaller changes are not spoken of, however many samples there are."""
 _SEEN = 5
@@ -106,10 +109,13 @@ def intervals(results: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
 
 
 def find_warnings(
-    results: Mapping[str, Any], history: Sequence[Scores], losses: Mapping[int, float]
+    results: Mapping[str, Any],
+    history: Sequence[Scores],
+    losses: Mapping[int, float],
+    sure: Mapping[int, float] | None = None,
 ) -> list[dict[str, str]]:
     """What is wrong with a finished run, as `results.json` lists it. `results` are all others of its keys; `losses` is
-    the mean training loss by round."""
+    the mean training loss by round, `sure` the share of the target's samples whose label the models were sure of."""
     tests, vals = _matrices(results, "confusion", "test"), _matrices(results, "val_confusion", "val")
     classes, task = results["classes"], results["task"]
     pooled = _pooled(list(vals.values()))
@@ -120,6 +126,7 @@ def find_warnings(
         *_of_sites(vals, "in validation", task),
         *(_of_targets(tests, pooled, results["setting"], task) if pooled else ()),
         *_of_rounds(history, pooled, losses, len(classes), task),
+        *_of_adapting(results, sure or {}),
     ]
     return [asdict(finding) for finding in found]
 
@@ -312,6 +319,26 @@ def _of_rounds(
     return findings
 
 
+def _of_adapting(results: Mapping[str, Any], sure: Mapping[int, float]) -> list[Finding]:
+    """Whether a method that learns from what models are sure of had anything to learn from. Early rounds do not count:
+    models become surer."""
+    shares = [sure[number] for number in sorted(sure)]
+    if not shares or statistics.fmean(shares[-max(1, len(shares) // 3) :]) >= _LEAST_SURE:
+        return []
+    share = statistics.fmean(shares[-max(1, len(shares) // 3) :])
+    limit = {"kd3a": "kd3a.gate and kd3a.gate_end", "copa-uda": "copa-uda.threshold"}.get(results["method"])
+    return [
+        Finding(
+            "barely-adapted",
+            results["target"],
+            f"{results['target']}: at the end models were sure of the labels of {_percent(share)} of its samples:"
+            f" {results['method']} learned little there.",
+            "Train for longer (--rounds, local_epochs), or with more samples at the sources"
+            + (f", or lower {limit}." if limit else "."),
+        )
+    ]
+
+
 def _of_the_end(scored: Sequence[Scores], values: Sequence[float], pooled: _Seen | None, task: str) -> list[Finding]:
     """Whether training went on for too long, or not for long enough."""
     if len(values) < 4:
@@ -357,6 +384,19 @@ def mean_losses(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
         if row["phase"] == "train" and row["name"] == "train_loss" and row["value"] is not None:
             found.setdefault(row["round"], []).append(row["value"])
     return {number: statistics.fmean(values) for number, values in found.items()}
+
+
+def sure_shares(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """The share of the target's samples whose label the models were sure of by round, from the rows of `metrics.jsonl`;
+    empty for methods that note none."""
+    noted: dict[str, dict[int, float]] = {"pseudo_label_share": {}, "voted_samples": {}, "unsupported_samples": {}}
+    for row in rows:
+        if row["name"] in noted and row["value"] is not None:
+            noted[row["name"]][row["round"]] = row["value"]
+    unsupported = noted["unsupported_samples"]
+    voted = {number: count for number, count in noted["voted_samples"].items() if number in unsupported and count}
+    votes = {number: 1 - unsupported[number] / count for number, count in voted.items()}
+    return votes | noted["pseudo_label_share"]
 
 
 def _percent(share: float) -> str:

@@ -218,8 +218,9 @@ def first_state(base: Network, fed: Federation, hyper: Hyper, domains: Iterable[
     return State(extractor, dict.fromkeys(names, head), dict.fromkeys(names, False), head, apart)
 
 
-def train_locally(state: State, fed: Federation, hyper: Hyper, work: Step[T]) -> Replies[T]:
-    """Sends every site the global model, or its own, and has it train (steps 5 and 1)."""
+def train_locally(state: State, fed: Federation, hyper: Hyper, work: Step[T], phase: str = "") -> Replies[T]:
+    """Sends every site the global model, or its own, and has it train (steps 5 and 1). Its loss is noted under a name
+    that begins with `phase`."""
     each: dict[str, dict[str, Any]] = {
         site: {"head": state.heads[site], "frozen": frozen_for(site, state, hyper)} for site in fed.labelled
     }
@@ -227,14 +228,14 @@ def train_locally(state: State, fed: Federation, hyper: Hyper, work: Step[T]) ->
         each[site]["extractor"] = extractor
     replies = fed.ask(fed.labelled, work, extractor=state.extractor, each=each)
     for site, reply in replies:
-        fed.note("train_loss", reply.loss, site)
+        fed.note(f"{phase}train_loss", reply.loss, site)
     return replies
 
 
 def shared_round(state: State, fed: Federation, hyper: Hyper, work: Step[T]) -> State:
     """A round of the shared start: as in FedAvg, with equal weights. No classifier judges, and the mean of the trained
-    ones is everybody's."""
-    replies = train_locally(state, fed, dataclasses.replace(hyper, collaboration="none"), work)
+    ones is everybody's. Its loss has another name: judges would be a part of it."""
+    replies = train_locally(state, fed, dataclasses.replace(hyper, collaboration="none"), work, "shared_")
     sites = replies.answered
     head = fed.average(
         lambda: ((reply.head, 1.0) for _, reply in replies),
