@@ -120,11 +120,20 @@ def test_an_iterator_that_can_be_read_once_is_enough(rule: str) -> None:
     assert all(torch.equal(found[name], value) for name, value in again.items())
 
 
-def test_methods_with_rules_of_their_own_get_shortened_updates() -> None:
-    models = {**dict(zip(SITES, honest(), strict=True)), "c": flipped(30.0)}
-    fed = federation("clipped")
+@pytest.mark.parametrize("rule", [name for name in RULES.builtin if name != "mean"])
+def test_methods_with_rules_of_their_own_get_shortened_updates(rule: str) -> None:
+    models = {**dict(zip(SITES, honest(), strict=True)), "c": flipped(3.0)}
+    fed = federation(rule)
     model_of = fed.clipped(SITES, models.__getitem__, dict.fromkeys(SITES, BEFORE))
     assert all(model_of(site) is models[site] for site in SITES if site != "c")
-    assert float(model_of("c")["w"].norm()) < CLIP_MULTIPLE * 2.8
+    assert 0 < float(model_of("c")["w"].norm()) < CLIP_MULTIPLE * 2.8
     assert fed.counters == {"robust.clipped.c": 1}
+
+
+def test_what_is_far_too_long_is_replaced_by_the_mean_of_the_others() -> None:
+    models = {**dict(zip(SITES, honest(), strict=True)), "c": flipped(1000.0)}
+    model_of = federation("clipped").clipped(SITES, models.__getitem__, dict.fromkeys(SITES, BEFORE))
+    mean = weighted_mean((models[site], 1.0) for site in SITES if site != "c")
+    assert all(torch.equal(model_of("c")[name], value) for name, value in mean.items())
+    assert model_of("a") is models["a"]
     assert federation("mean").clipped(SITES, models.__getitem__, dict.fromkeys(SITES, BEFORE)) == models.__getitem__

@@ -17,6 +17,8 @@ from fedshift.registry import Registry
 DEFAULT = "clipped"
 CLIP_MULTIPLE = 2.0
 """`clipped`: an update may be this many times as long as the round's median. docs/robustness.md says why."""
+FAR = 0.25
+"""The factor of an update that is twice as long as the bound."""
 COUNT_MULTIPLE = 4.0
 """A site may count this many times as much as the median site, whatever number of samples it states."""
 

@@ -18,6 +18,7 @@ from fedshift.federation.admission import Failed, admit, needed_answers, tell_ab
 from fedshift.federation.aggregation import (
     COUNT_MULTIPLE,
     DEFAULT,
+    FAR,
     HELD_BYTES,
     RULES,
     Gathered,
@@ -34,6 +35,7 @@ from fedshift.federation.sampling import TakingPart, draw_sites, wanted_sites
 from fedshift.federation.shelf import Shelf
 from fedshift.federation.site import Labelled, SiteHost, Unlabelled, WithTargets
 from fedshift.federation.step import Request, Step, answer, fixed_threads, isolated_randomness
+from fedshift.functional.averaging import weighted_mean
 from fedshift.functional.robust import capped, has_negative_variance, shortened, with_variances_from_zero
 from fedshift.rng import Rng
 
@@ -273,9 +275,11 @@ class Federation:
     def clipped(
         self, sites: Sequence[str], model_of: Callable[[str], Weights], since: Mapping[str, Weights]
     ) -> Callable[[str], Weights]:
-        """`model_of` for methods that combine models in their own way: with `aggregation: clipped`, updates to what
-        each site started from (`since`) are clipped as in `average`."""
-        if self.rules.aggregation != "clipped":
+        """`model_of` for methods that combine models in their own way: with every rule that limits bad sites, updates
+        to what each site started from (`since`) are clipped as in `average`. A model whose update is more than twice as
+        long as it may be is replaced by the mean of the others: how such methods weight models may depend on how far
+        apart they are, and one that has hardly moved would be far from all."""
+        if not isinstance(RULES.find(self.rules.aggregation), RobustRule):
             return model_of
         for place, site in enumerate(sites):
             if has_negative_variance(model_of(site)):
@@ -287,7 +291,9 @@ class Federation:
         origins = [since[site] for site in sites]
         found = clipping(map(usable, sites), origins, partial(self._tell, sites))
         factors = dict(zip(sites, found, strict=True))
-        return lambda site: shortened(usable(site), since[site], factors[site])
+        far = [site for site in sites if factors[site].parameters < FAR]
+        mean = weighted_mean((usable(site), 1.0) for site in sites if site not in far) if far else {}
+        return lambda site: mean if site in far else shortened(usable(site), since[site], factors[site])
 
     def believable(self, counts: Sequence[float], sites: Sequence[str]) -> list[float]:
         """Numbers of samples that sites state, of which none gives a site more than `COUNT_MULTIPLE` times the weight
