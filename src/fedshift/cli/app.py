@@ -280,14 +280,21 @@ def check_data(
     dataset: Annotated[str | None, typer.Option(help="Read it as this public data set.")] = None,
     label_column: Annotated[str | None, typer.Option(help="For tables: the column with the class.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Images are resized to this side length, in pixels.")] = None,
+    shift: Annotated[
+        bool, typer.Option("--shift", help="Also show how each site looks and how far they are apart.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Show what is in a data folder and whether a run can start; exit code 2 if not."""
     from fedshift.cli.show import show_data_report
-    from fedshift.data import DataSource, check_data
+    from fedshift.data import DataSource, check_data, open_dataset
+    from fedshift.data.shift import measure_shift
+    from fedshift.runs.progress import reading_lines
 
-    report = check_data(DataSource(dataset, folder, image_size, label_column))
-    show_data_report(report, as_json=json)
+    source = DataSource(dataset, folder, image_size, label_column)
+    report = check_data(source, None if json else reading_lines())
+    seen = measure_shift(open_dataset(source)) if shift and report.ok else None
+    show_data_report(report, as_json=json, shift=seen)
     if not report.ok:
         raise typer.Exit(2)
 

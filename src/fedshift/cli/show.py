@@ -22,11 +22,13 @@ from fedshift.bench.run import FailedJob
 from fedshift.bench.suite import SuiteResult
 from fedshift.bench.tables import text
 from fedshift.data import DataReport
+from fedshift.data.shift import Shift
 from fedshift.report.text import byte_size, duration, explain_counter, plural
 from fedshift.runs.card import skipped_throughout
 from fedshift.runs.health import PREDICT_RULE, class_overlaps, in_percent
 from fedshift.runs.privacy import privacy_lines, read_promised
 
+_MOST_FEATURES = 12
 _SHOWN = 10
 """At most this many unreadable files and duplicates are named; the counts include all."""
 
@@ -112,10 +114,10 @@ def _by_class(results: Mapping[str, Any]) -> Table:
     return table
 
 
-def show_data_report(report: DataReport, *, as_json: bool = False) -> None:
+def show_data_report(report: DataReport, *, as_json: bool = False, shift: Shift | None = None) -> None:
     """`fedshift check-data`: samples per domain, class and split, and every problem."""
     if as_json:
-        print(json.dumps(report.as_json(), indent=2))
+        print(json.dumps(report.as_json() | ({"shift": shift.as_json()} if shift else {}), indent=2))
         return
     console = Console()
     table = Table(
@@ -144,7 +146,40 @@ def show_data_report(report: DataReport, *, as_json: bool = False) -> None:
         _line(console, "yellow", "warning", warning)
     for problem in report.problems:
         _line(console, "red", "problem", f"[{problem.code}] {problem.message}")
+    if shift:
+        _show_shift(console, shift)
     console.print("A run can start." if report.ok else "A run cannot start.")
+
+
+def _show_shift(console: Console, shift: Shift) -> None:
+    """How sites look, and a number for every pair; only means over many samples."""
+    names = list(dict.fromkeys(name for site in shift.sites for name in site.means))[:_MOST_FEATURES]
+    table = Table(title="how sites look: means over samples", title_justify="left")
+    for column in ("site", "samples", *names, "classes"):
+        table.add_column(column, justify="left" if column in ("site", "classes") else "right", overflow="fold")
+    for site in shift.sites:
+        shares = sorted((site.classes or {}).items(), key=lambda item: -item[1])
+        told = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares[:3]) + (", ..." if shares[3:] else "")
+        means = [f"{site.means[name]:.3g}" if name in site.means else "-" for name in names]
+        table.add_row(escape(site.name), f"{site.samples:,}", *means, escape(told) or "no labels")
+    console.print(table)
+    pairs = Table(title="how far sites are apart (0: alike, 0.5: visible, 1: strong)", title_justify="left")
+    for column in ("", *(site.name for site in shift.sites)):
+        pairs.add_column(escape(column), justify="right" if column else "left")
+    for one in shift.sites:
+        cells = [f"{shift.between(one.name, o.name):.2f}" if o is not one else "" for o in shift.sites]
+        pairs.add_row(escape(one.name), *cells)
+    console.print(pairs)
+    for name in shift.unlike:
+        why = ", ".join(shift.reasons(name))
+        _line(console, "yellow", "unlike", f"{name} looks unlike the others{f': {why}' if why else ''}")
+    for site in shift.sites:
+        gaps = sorted(((share, name) for name, share in site.missing.items() if share >= 0.2), reverse=True)
+        if gaps:
+            told = ", ".join(f"{name} {100 * share:.0f} %" for share, name in gaps[:6])
+            _line(console, "yellow", "missing", f"{site.name}: {told} of the rows{' and more' if gaps[6:] else ''}")
+    for name in shift.too_small:
+        _line(console, "yellow", "small", f"{name} has too few samples for statistics")
 
 
 def _line(console: Console, colour: str, what: str, text: str) -> None:
