@@ -36,13 +36,14 @@ def test_distance_is_the_difference_of_means_in_deviations() -> None:
 
 @pytest.fixture
 def sites(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(0)
+    rng, folder = np.random.default_rng(0), tmp_path / "sites"
+    folder.mkdir()
     for name, light, count in (("a", 60, 40), ("b", 62, 40), ("c", 200, 40), ("d", 60, 3)):
         # Each image has a light of its own, and its pixels vary around it.
         lights = light + rng.integers(-25, 25, (count, 1, 1, 1))
         images = (lights + rng.integers(-20, 20, (count, 24, 24, 3)) * rng.random((count, 1, 1, 1))).astype(np.uint8)
-        np.savez(tmp_path / f"{name}.npz", images=images, labels=np.arange(count) % 2)
-    return tmp_path
+        np.savez(folder / f"{name}.npz", images=images, labels=np.arange(count) % 2)
+    return folder
 
 
 def test_the_site_that_looks_unlike_the_others_is_named(sites: Path) -> None:
