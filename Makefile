@@ -47,8 +47,8 @@ format: $(FULL) ## let ruff fix and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(FULL) ## benchmarks, as ratios within one run
-	for file in benchmarks/[a-z]*.py; do OMP_NUM_THREADS=1 $(BIN)/python $$file || exit 1; done
+bench: $(FULL) ## benchmarks, as ratios within one run, into benchmarks/RESULTS.md: under 20 minutes
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run_all.py
 
 docs: $(FULL) ## build the documentation into site/
 	$(BIN)/mkdocs build --strict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -309,3 +310,19 @@ def test_a_blank_copy_keeps_what_layers_share_and_refuses_what_it_does_not_know(
     del second.notes
     first.register_forward_hook(lambda *_: None)
     assert blank_copy(net) is None
+
+
+@pytest.mark.parametrize("name", ["digits-copa", "digits-csac", "digits-kd3a-large"])
+def test_pooling_before_the_relu_changes_no_gradient(name: str) -> None:
+    net = build_network(name, (3, 16, 16), 3, 1).eval()
+    other = copy.deepcopy(net)
+    for block in other.modules():
+        if isinstance(block, torch.nn.Sequential) and {"pool", "relu"} <= block._modules.keys():
+            block._modules["pool"] = block._modules.pop("pool")
+    assert str(other) != str(net)
+    found = []
+    for each in (net, other):
+        scores = each(torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(2)) * 2 - 1)
+        scores.logsumexp(1).sum().backward()
+        found.append([scores.detach(), *(parameter.grad for parameter in each.parameters())])
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))

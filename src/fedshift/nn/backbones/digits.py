@@ -15,17 +15,20 @@ small."""
 
 
 class ConvBlock(nn.Sequential):
-    """A convolution that keeps the size, normalisation, ReLU and, unless `pool` is 0, max pooling by 2."""
+    """A convolution that keeps the size, normalisation, ReLU and, unless `pool` is 0, max pooling by 2.
+
+    The pooling comes before the ReLU: outputs and gradients are the same to the last bit, of a quarter of the values.
+    """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, pool: int = 2) -> None:
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         layers["conv"] = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2)
         layers["norm"] = nn.BatchNorm2d(outputs)
-        layers["relu"] = nn.ReLU()
         if pool == 2:
             layers["pool"] = nn.MaxPool2d(2)
         elif pool == 3:  # overlapping windows that still halve the map
             layers["pool"] = nn.MaxPool2d(3, stride=2, padding=1)
+        layers["relu"] = nn.ReLU()
         super().__init__(layers)
 
 
@@ -102,7 +105,7 @@ class MnistNet(Backbone):
 
 def _pooled_conv(channels: int, width: int) -> nn.Module:
     return nn.Sequential(
-        OrderedDict(conv=nn.Conv2d(channels, width, 5, padding=2), relu=nn.ReLU(), pool=nn.MaxPool2d(2))
+        OrderedDict(conv=nn.Conv2d(channels, width, 5, padding=2), pool=nn.MaxPool2d(2), relu=nn.ReLU())
     )
 
 
