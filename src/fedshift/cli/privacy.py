@@ -45,7 +45,7 @@ def show_privacy(method: str) -> None:
             if field in about.unsent:
                 continue
             is_summed = field in step.release.summed
-            aggregation = "possible with aggregation=mean: only the sum is used" if is_summed else "no: used one by one"
+            aggregation = "possible: only the sum is used" if is_summed else "no: used one by one"
             to = "coordinator, other sites" if field in step.release.passed_on else "coordinator"
             table.add_row(f"  {field}", kind.name, kind.meaning, to, aggregation)
     console = Console()

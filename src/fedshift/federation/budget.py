@@ -42,7 +42,7 @@ _FORMAT = 1
 HIDDEN_BY_NOISE = frozenset({"weights", "counts"})
 REPLACED = frozenset({"count", "tally", "metric"})
 """Kinds that are one number. Noise that hides it would leave nothing of it, so what leaves is the same for all data."""
-LEAVING = HIDDEN_BY_NOISE | REPLACED | {"facts"}
+LEAVING = HIDDEN_BY_NOISE | REPLACED | {"facts", "masked"}
 """Kinds that leave a site under a budget."""
 
 

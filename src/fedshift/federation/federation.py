@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import time
 from collections import Counter
@@ -32,6 +33,7 @@ from fedshift.federation.engines import Engine, Failure
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Release, Weights
 from fedshift.federation.sampling import TakingPart, draw_sites, wanted_sites
+from fedshift.federation.secure import SecureSums, offer, reveal
 from fedshift.federation.shelf import Shelf
 from fedshift.federation.site import Labelled, SiteHost, Unlabelled, WithTargets
 from fedshift.federation.step import Request, Step, answer, fixed_threads, isolated_randomness
@@ -170,6 +172,7 @@ class Federation:
     has_averaged: bool = False
     sizes: dict[str, Sizes] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    secure: SecureSums = field(default_factory=SecureSums)
     _asked: set[tuple[str, str]] = field(default_factory=set)
 
     @cached_property
@@ -246,6 +249,8 @@ class Federation:
         `sites` names who sent them, for counters. Weights that sites `stated` are capped; the method's own are not.
         """
         self.has_averaged = True
+        if self.plan.secure_aggregation:
+            return self.secure.sum(self, list(models() if callable(models) else models))
         rule = RULES.find(self.rules.aggregation)
         read = (
             models if callable(models) else list(models).__iter__ if isinstance(rule, RobustRule) else models.__iter__
@@ -337,6 +342,9 @@ class Federation:
             own[site] = payload | dict(each.get(site, {})) if each else payload
             number = step.number(own[site]) if each or not number else number
             self._require_new(site, step, number)
+        if self._keeps_back(step):
+            self.secure.asked(step, payload)
+            expect = {**(expect or {}), **self.secure.expected(step)}
         self._ask(own, step, expect or {}, replies)
         lost = [site for site, reason in replies.missing.items() if reason == LOST]
         if lost:
@@ -372,7 +380,8 @@ class Federation:
         self.watch.asked(step.name, tuple(requests))
         began = asked = time.perf_counter()
         for site, outcome in self._outcomes(list(requests.values())):
-            traffic = Traffic() if site == home else self.scoring if step.scores_only else self.learning
+            is_scoring = step.scores_only and step.name not in (offer.name, reveal.name)
+            traffic = Traffic() if site == home else self.scoring if is_scoring else self.learning
             traffic.waited += time.perf_counter() - asked
             traffic.down += len(requests[site].body)
             if isinstance(outcome, Failure):
@@ -384,6 +393,9 @@ class Federation:
                 self._admit(outcome, requests[site], step, expected[site], replies, traffic, waited)
             self.watch.answered(step.name, site)
             asked = time.perf_counter()
+
+    def _keeps_back(self, step: Step[Any]) -> bool:
+        return self.plan.secure_aggregation and bool(step.release.summed) and step.name != reveal.name
 
     def _require_new(self, site: str, step: Step[Any], number: str) -> None:
         """Sites on other machines would refuse it: what works here has to work there."""
@@ -427,7 +439,10 @@ class Federation:
             replies.missing[request.site] = failed.code
             self.count(f"failed.{failed.code}")
         else:
-            replies.add(request.site, admitted.release, len(data))
+            release = admitted.release
+            if self._keeps_back(step):
+                release = dataclasses.replace(release, **self.secure.marked(step, request.site, release))
+            replies.add(request.site, release, len(data))
             self.broadcasts.answered(request.site)
             traffic.site_seconds += admitted.seconds
             if admitted.clipped:

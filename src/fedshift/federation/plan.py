@@ -86,3 +86,5 @@ class Plan:
     model: ModelSpec
     training: Training
     hyper: Mapping[str, Any]
+    secure_aggregation: bool = False
+    """Whether sites keep back what is only summed, and send it masked."""

@@ -61,6 +61,9 @@ class Policy:
     and `max_questions`: the most per run. `max_resumes`: how often a run may go on after an interruption, and ask the
     last rounds again. `max_image_size`: the largest that images may be asked for, in pixels.
 
+    `secure_aggregation`: whether the site takes part only in runs whose coordinator sees nothing but sums over sites,
+    of `min_sites` at least.
+
     `epsilon` and `delta`: the budget of differential privacy for all that leaves, of every run together; it takes
     `clip_norm` and `noise`. `record_epsilon` is one for single training samples instead, kept by DP-SGD with `dp_clip`,
     the longest gradient of a sample, and `dp_noise`, the noise in multiples of it. `scores` under a budget: refuse
@@ -75,6 +78,8 @@ class Policy:
     min_scored: int | None = None
     clip_norm: float | None = None
     noise: float = 0.0
+    secure_aggregation: bool = False
+    min_sites: int = 3
     epsilon: float | None = None
     delta: float = 1e-5
     record_epsilon: float | None = None
@@ -112,7 +117,7 @@ class Policy:
         most = {"max_rounds": MOST_ROUNDS, "max_image_size": LARGEST_IMAGE}
         limits = {key: (low, most.get(key, _MOST)) for key, low in least.items()}
         limits |= {"max_image_size": (SMALLEST_IMAGE, LARGEST_IMAGE), "max_classes": (2, _MOST)}
-        limits |= {"min_scored": (1, _MOST), "max_resumes": (0, _MOST)}
+        limits |= {"min_sites": (2, _MOST), "min_scored": (1, _MOST), "max_resumes": (0, _MOST)}
         for key, (low, high) in limits.items():
             value = getattr(self, key)
             if value is None and key in ("max_classes", "min_scored"):
@@ -125,6 +130,8 @@ class Policy:
             raise _wrong("clip_norm", "a number above 0, or null for no limit", self.clip_norm)
         if self.label_column is not None and (type(self.label_column) is not str or not self.label_column):
             raise _wrong("label_column", "the name of a column", self.label_column)
+        if type(self.secure_aggregation) is not bool:
+            raise _wrong("secure_aggregation", "true or false", self.secure_aggregation)
         self._check_budget()
 
     def _check_budget(self) -> None:
@@ -185,6 +192,8 @@ class Policy:
             or training.momentum >= 1
         ):
             raise SiteError("message-invalid", "a number of the plan is out of range")
+        if self.secure_aggregation and not plan.secure_aggregation:
+            raise SiteError("site-policy", "the site takes part with secure_aggregation=true only (its policy says so)")
         if self.methods is not None and plan.method not in self.methods:
             raise SiteError("site-policy", f"the site's policy does not list the method {plan.method!r}")
         if training.rounds > self.max_rounds:
@@ -222,10 +231,10 @@ class Policy:
 
     def check_used(self, samples: int, steps: int, release: type[Release], *, scores: bool = False) -> None:
         """Refuses what was made from too few samples, or weights after too few optimiser steps. Facts are made from
-        none."""
+        none; what is masked was checked when it was made."""
         names = {kind.name for kind in kinds(release).values()}
         least, key = (self.least_scored, "min_scored") if scores else (self.min_samples, "min_samples")
-        if names != {"facts"} and samples < least:
+        if not names <= {"facts", "masked"} and samples < least:
             raise SiteError(
                 "site-policy",
                 f"the step used {samples} different samples and policy.{key} asks for {least} before"
@@ -245,7 +254,9 @@ class Policy:
                 raise SiteError(
                     "site-policy", f"{kind.name!r} of single samples leave only if the site's policy.allow lists them"
                 )
-            if self.allow is not None and kind.name not in self.allow:
+            # What is masked are weights, which the site kept back under this very policy.
+            listed = "weights" if kind.name == "masked" else kind.name
+            if self.allow is not None and listed not in self.allow:
                 raise SiteError("site-policy", f"the site's policy does not allow {kind.name!r} to leave it")
             if kind.name == "mixture":
                 self._check_components(getattr(release, field))

@@ -42,9 +42,25 @@ Features = Annotated[
 ]
 SINGLE_SAMPLES = ("spectra", "features")
 """Kinds that show single samples. A policy that does not allow them by name does not let them out."""
+Masked = Annotated[
+    Mapping[str, Tensor],
+    Kind("masked", "numbers with a mask on each: only their sum over all sites that were asked can be read"),
+]
 Facts = Annotated[Mapping[str, Any], Kind("facts", "sizes, class names and versions, agreed before the first round")]
 
-_ALL: tuple[Any, ...] = (Weights, Statistics, Counts, Count, Tally, Metric, Spectra, MixtureTerms, Features, Facts)
+_ALL: tuple[Any, ...] = (
+    Weights,
+    Statistics,
+    Counts,
+    Count,
+    Tally,
+    Metric,
+    Spectra,
+    MixtureTerms,
+    Features,
+    Masked,
+    Facts,
+)
 KINDS: tuple[str, ...] = tuple(get_args(declared)[1].name for declared in _ALL)
 """The names of all kinds, as policies list them."""
 

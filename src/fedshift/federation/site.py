@@ -22,6 +22,7 @@ from fedshift.data.registry import survey
 from fedshift.errors import InputError, SiteError
 from fedshift.federation import codec
 from fedshift.federation.budget import RecordPrivacy, read_key
+from fedshift.federation.masking import Vault
 from fedshift.federation.plan import Plan
 from fedshift.federation.policy import Policy
 from fedshift.federation.store import SiteStore
@@ -48,7 +49,7 @@ class SiteSpec:
     `train_cap` keeps that many training samples, `train_share` that fraction, both chosen by the seed. `copies` were
     given to this site beforehand, by methods that move data (`About.data`). `attacks` are played by it, for studies.
     With `is_remote` the coordinator is somebody else, and nothing it says is trusted. `secret` is the file with the
-    site's own key, which noise is made from; without one it is in `folder`.
+    site's own key, which noise is made from; without one it is in `folder`. `kit` is where its certificate is.
     """
 
     name: str
@@ -64,6 +65,7 @@ class SiteSpec:
     attacks: tuple[Attack, ...] = ()
     is_remote: bool = False
     secret: Path | None = None
+    kit: Path | None = None
 
     def read_secret(self) -> bytes:
         """The site's own key, made when it is first needed."""
@@ -104,6 +106,8 @@ class Site:
         self._least_scored = spec.policy.least_scored
         self._poison = spec.poison
         self._scoring, self._promise = spec.policy.scoring, spec.policy.promise
+        self.min_sites = spec.policy.min_sites
+        self.vault = Vault(spec.folder / "secure", spec.name, spec.kit)
         self.private: RecordPrivacy | None = None
         """Set while a step trains under a budget for single samples."""
         self._data: list[LabelledData | UnlabelledData] = []

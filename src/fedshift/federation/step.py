@@ -345,11 +345,32 @@ def _run(host: SiteHost, request: Request, known: Step[Any], payload: Mapping[st
         release, epsilon = guard.protect(release, payload, public, is_score=known.scores_only)
     if not known.scores_only:
         release = forged(release, payload, host.spec.attacks, rng)
+    if host.plan.secure_aggregation and not known.scores_only:
+        release = _kept_back(host, request, known, payload, release, site)
     # What a policy has made shorter or noisy leaves as it is: coded, it might be longer again.
     is_protected = policy.clip_norm is not None or policy.noise > 0 or guard is not None
     coded = {} if is_protected else coded_release(release, asked, host.store, request.round)
     asked.keep(host.store, request.round)
     return Outcome(release, clipped, coded=coded, epsilon=epsilon)
+
+
+SUMMABLE = frozenset({"count", "tally", "metric", "masked", "facts"})
+"""Kinds that a step may release under secure aggregation beside what it declares as summed."""
+
+
+def _kept_back(
+    host: SiteHost, request: Request, known: Step[Any], payload: Mapping[str, Any], release: Release, site: Site
+) -> Release:
+    """The release without what is only summed, which stays here until a sum is asked for."""
+    found = kinds(known.release)
+    alone = [name for name, kind in found.items() if kind.name not in SUMMABLE and name not in known.release.summed]
+    if alone:
+        raise SiteError("site-policy", f"secure_aggregation: {known.name} would let {', '.join(alone)} leave by itself")
+    count = next((getattr(release, name) for name, kind in found.items() if kind.name == "count"), 1)
+    for name in known.release.summed:
+        model = getattr(release, name)
+        site.vault.hold(f"{known.name}/{name}", request.round, model, payload.get(name) or {}, count)
+    return replace(release, **{name: {} for name in known.release.summed})
 
 
 def _guard(host: SiteHost, request: Request, known: Step[Any]) -> Guard | None:

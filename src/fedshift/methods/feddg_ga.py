@@ -57,7 +57,6 @@ class Trained(Release):
     loss: Metric
     merged_loss: Metric
     own_loss: Metric
-    summed = frozenset({"model"})
 
 
 @step

@@ -17,8 +17,11 @@ from fedshift.errors import FedshiftError, InputError, nearest
 from fedshift.federation import codec
 from fedshift.federation.aggregation import DEFAULT, RULES
 from fedshift.federation.compression import Compress
+from fedshift.federation.masking import require_cryptography
 from fedshift.federation.plan import Setting
 from fedshift.federation.policy import Policy
+from fedshift.federation.releases import kinds
+from fedshift.federation.step import SUMMABLE
 from fedshift.methods import METHODS, find_about, find_method
 from fedshift.yamlfiles import YamlError, dump_yaml, load_yaml, read_yaml
 
@@ -95,6 +98,7 @@ class RunConfig(BaseModel):
     sites_per_round: int | float | None = Field(None, gt=0)
     aggregation: str = DEFAULT
     bad_sites: int = Field(1, ge=0)
+    secure_aggregation: bool = False
     evaluate_every: int = Field(1, ge=1)
     compress: Compress = "none"
     policy: dict[str, Any] = Field(default_factory=dict)
@@ -172,11 +176,42 @@ def make_config(values: Mapping[str, Any]) -> RunConfig:
     _check_types(Policy, config.policy, "policy")
     _check_policy(config.policy)
     _check_norm(config)
+    config = _check_secure(config)
     _check_aggregation(config)
     if config.sites_per_round is not None and not about.draws_sites:
         why = about.all_because or "its rounds combine the answers of all sites"
         raise InputError("config-value", f"sites_per_round: {about.name} asks every site in each round, because {why}")
     return config
+
+
+def _check_secure(config: RunConfig) -> RunConfig:
+    """Refuses what needs single values where only sums are to be seen; the rule for averaging is then the mean."""
+    if not config.secure_aggregation:
+        return config
+    name, about = config.method, find_about(config.method)
+    for step in find_method(name).steps:
+        alone = [
+            field
+            for field, kind in kinds(step.release).items()
+            if kind.name not in SUMMABLE and field not in step.release.summed
+        ]
+        if alone and not step.scores_only:
+            raise InputError(
+                "method-needs",
+                f"secure_aggregation: {name} uses {', '.join(alone)} of each site by itself (fedshift privacy {name})",
+            )
+    if about.aggregation != "any":
+        raise InputError("method-needs", f"secure_aggregation: {name} does not average models over sites")
+    if "aggregation" in config.model_fields_set and config.aggregation != "mean":
+        raise InputError(
+            "config-value",
+            f"aggregation: {config.aggregation} looks at single updates, secure_aggregation hides them: use mean, and"
+            " policy.clip_norm at the sites",
+        )
+    if config.sites_per_round is not None or config.compress != "none":
+        raise InputError("config-value", "secure_aggregation: leave out sites_per_round and compress")
+    require_cryptography()
+    return config.model_copy(update={"aggregation": "mean"})
 
 
 def _check_policy(policy: Mapping[str, Any]) -> None:

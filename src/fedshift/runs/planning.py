@@ -108,6 +108,13 @@ def _check_sites(config: RunConfig, roles: Roles, plan: Plan) -> None:
     is_by_clients = find_about(config.method).data == "source-copies"
     training = roles.targets if is_by_clients else plan.sources
     least = least_sites(config.aggregation, config.bad_sites)
+    if config.secure_aggregation:
+        least = max(least, simulated_policy(config).min_sites)
+        if len(training) < least:
+            raise InputError(
+                "config-value",
+                f"secure_aggregation: {len(training)} sites train, fewer than policy.min_sites ({least})",
+            )
     needs = f"aggregation: {config.aggregation} with bad_sites={config.bad_sites} needs at least {least} sites, and"
     if len(training) < least:
         raise InputError(
@@ -413,6 +420,7 @@ def _plan(config: RunConfig, dataset: Dataset, roles: Roles) -> Plan:
         ),
         training=training,
         hyper=config.hyper,
+        secure_aggregation=config.secure_aggregation,
     )
     # What a site would stumble over in its first step is an error before anything starts.
     training.lr_at(1)

@@ -15,6 +15,7 @@ from fedshift.federation.engines.inprocess import Hosts
 from fedshift.federation.engines.workers import end_with_parent, question_head, serve
 from fedshift.federation.handshake import introduce
 from fedshift.federation.plan import Plan
+from fedshift.federation.secure import offer, reveal
 from fedshift.federation.site import SiteSpec
 from fedshift.federation.step import Outcome, Request, answer, pack_answer
 from fedshift.federation.survey import answer_survey
@@ -74,7 +75,7 @@ def _hosts(setup: Mapping[str, Any]) -> dict[str, Callable[[Request], bytes]]:
         method = find_method(plan.method)  # Its steps are known from here on.
         find_arch(plan.model.arch)
         if "imports" not in setup:
-            steps = frozenset(step.name for step in (*method.steps, introduce, score, measure))
+            steps = frozenset(step.name for step in (*method.steps, introduce, score, measure, offer, reveal))
     except Exception as error:
         return {spec.name: partial(_refuse, spec, error) for spec in specs}
     # Sites of one data set, as on the user's own machine, share it: it is opened once in this process.

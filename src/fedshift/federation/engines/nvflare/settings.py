@@ -93,6 +93,7 @@ def worker_setup(settings: SiteSettings, kit: Path, run: object, part: object, p
         "attacks": [],
         "is_remote": True,
         "secret": str(kit / SECRET),
+        "kit": str(kit),
     }
     return {"plan": plan, "specs": [spec]}
 
