@@ -118,7 +118,7 @@ class Rules:
     """Of the run, not of methods. `quorum`: the least share of the asked sites that must answer. `deadline`: seconds a
     question may take. `max_update_norm`: longer updates are refused. `aggregation`: how `Federation.average` combines
     models; `bad_sites`: how many of them some of these rules have to stand. `sites_per_round`: how many sites take
-    part, as a number or as a share below 1 (None: all). `compress`: how models cross."""
+    part, as a number or as a share below 1 (None: all). `compress`: how models cross. `secure_aggregation`: as in the plan."""
 
     quorum: float = 0.5
     deadline: float | None = None
@@ -127,6 +127,7 @@ class Rules:
     bad_sites: int = 1
     sites_per_round: float | None = None
     compress: Compress = "none"
+    secure_aggregation: bool = False
 
 
 @dataclass
@@ -249,7 +250,7 @@ class Federation:
         `sites` names who sent them, for counters. Weights that sites `stated` are capped; the method's own are not.
         """
         self.has_averaged = True
-        if self.plan.secure_aggregation:
+        if self.rules.secure_aggregation:
             return self.secure.sum(self, list(models() if callable(models) else models))
         rule = RULES.find(self.rules.aggregation)
         read = (
@@ -395,7 +396,7 @@ class Federation:
             asked = time.perf_counter()
 
     def _keeps_back(self, step: Step[Any]) -> bool:
-        return self.plan.secure_aggregation and bool(step.release.summed) and step.name != reveal.name
+        return self.rules.secure_aggregation and bool(step.release.summed) and step.name != reveal.name
 
     def _require_new(self, site: str, step: Step[Any], number: str) -> None:
         """Sites on other machines would refuse it: what works here has to work there."""

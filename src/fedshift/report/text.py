@@ -178,7 +178,7 @@ def explain_counter(name: str) -> str:
             f"{site or 'A site'}: {_ROBUST.get(what, what)}. Once or twice says little; in every round, ask the site."
         )
     if name == "secure.lost-sums":
-        return "a site dropped out of a secure sum, so the round ended with the model that it began with"
+        return "A site dropped out of a secure sum, so the round ended with the model that it began with."
     if name == "clipped.updates":
         return "An update was larger than the site's policy allows and was clipped before it left the site."
     if name == "skipped.files":

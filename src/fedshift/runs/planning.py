@@ -208,6 +208,7 @@ def open_federation(
             bad_sites=config.bad_sites,
             sites_per_round=config.sites_per_round,
             compress=config.compress,
+            secure_aggregation=config.secure_aggregation,
         ),
     )
 
