@@ -118,7 +118,8 @@ class Rules:
     """Of the run, not of methods. `quorum`: the least share of the asked sites that must answer. `deadline`: seconds a
     question may take. `max_update_norm`: longer updates are refused. `aggregation`: how `Federation.average` combines
     models; `bad_sites`: how many of them some of these rules have to stand. `sites_per_round`: how many sites take
-    part, as a number or as a share below 1 (None: all). `compress`: how models cross. `secure_aggregation`: as in the plan."""
+    part, as a number or as a share below 1 (None: all). `compress`: how models cross. `secure_aggregation`: as in
+    the plan."""
 
     quorum: float = 0.5
     deadline: float | None = None
