@@ -38,7 +38,7 @@ from fedshift.functional.averaging import add_noise
 from fedshift.functional.inversion import Search, infer_labels, invert, momentum_total, psnr
 from fedshift.functional.losses import cross_entropy
 from fedshift.methods.kd3a import kd3a
-from fedshift.methods.local import plain_network, weights_of, with_weights
+from fedshift.methods.local import network_with, weights_of
 from fedshift.rng import Rng
 from fedshift.runs.config import make_config
 from fedshift.runs.planning import Prepared, base_network, data_source, prepare
@@ -183,7 +183,7 @@ def _attack(
     images: Split, message: Message, plan: Plan, model: Weights, search: Search, noise: float, rng: Rng
 ) -> Reconstruction:
     sent = add_noise(_sent(images, plan, model, rng), noise, rng.child("noise").torch())
-    net = with_weights(plain_network(plan), model, torch.device("cpu")).train()
+    net = network_with(plan, model, torch.device("cpu")).train()
     seen = _mean_gradient(net, model, sent, message, plan)
     bias = seen[_last_bias(net, len(plan.model.classes))]
     labels = infer_labels(bias, _usual_prediction(net, plan, rng), len(images))

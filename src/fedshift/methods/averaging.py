@@ -21,7 +21,14 @@ from fedshift.functional.losses import cross_entropy
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.clients import count_absent
 from fedshift.methods.cost import PLAIN
-from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
+from fedshift.methods.local import (
+    augmentation,
+    network_with,
+    plain_network,
+    sgd,
+    train_batches,
+    weights_of,
+)
 from fedshift.methods.private import train_privately
 from fedshift.nn.network import Network
 from fedshift.rng import Rng
@@ -51,7 +58,7 @@ class Trained(Release):
 def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
     """ClientUpdate of Algorithm 1: local epochs of SGD on cross-entropy."""
     training = site.plan.training
-    net = with_weights(plain_network(site.plan), model, site.device).train()
+    net = network_with(site.plan, model, site.device).train()
     optimizer = sgd(site, net)
     if site.private is not None:
         train_privately(site, net, optimizer, rng)

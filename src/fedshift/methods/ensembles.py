@@ -22,7 +22,14 @@ from fedshift.functional.averaging import weighted_mean
 from fedshift.functional.losses import cross_entropy
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.cost import PLAIN
-from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
+from fedshift.methods.local import (
+    augmentation,
+    network_with,
+    plain_network,
+    sgd,
+    train_batches,
+    weights_of,
+)
 from fedshift.nn.network import Ensemble, Network
 from fedshift.rng import Rng
 
@@ -39,7 +46,7 @@ class Trained(Release):
 def train(site: Labelled, model: Weights, epochs: float, rng: Rng) -> Trained:
     """`epochs` passes over the site's data: SGD on cross-entropy."""
     training = site.plan.training
-    net = with_weights(plain_network(site.plan), model, site.device).train()
+    net = network_with(site.plan, model, site.device).train()
     batches = site.train.batches(training.batch_size, rng, epochs, augmentation(site.plan))
     optimizer = sgd(site, net)
     loss = train_batches(batches, lambda b: cross_entropy(net(b.x), b.y), optimizer, training.precision)

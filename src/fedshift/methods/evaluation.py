@@ -18,7 +18,7 @@ from fedshift.federation.site import Evaluated, Unlabelled
 from fedshift.federation.step import step
 from fedshift.functional.metrics import accuracy, confusion_matrix, mean_iou
 from fedshift.methods.base import SHARED
-from fedshift.methods.local import with_weights
+from fedshift.methods.local import weights_follow, with_weights
 from fedshift.rng import Rng
 
 SCORED_AT_ONCE = 256
@@ -41,7 +41,8 @@ def score(site: Evaluated, models: tuple[Weights, ...], split: str) -> Scored:
     classes = len(site.plan.model.classes)
     total = torch.zeros(classes, classes, dtype=torch.int64, device=site.device)
     build = find_method(site.plan.method).network
-    nets = [with_weights(build(site.plan), model, site.device).eval() for model in models]
+    with weights_follow():
+        nets = [with_weights(build(site.plan), model, site.device).eval() for model in models]
     with torch.inference_mode():
         for part in site.split(cast(SplitName, split)):
             for batch in part.in_order(SCORED_AT_ONCE):
@@ -93,7 +94,8 @@ def certainty(home: Unlabelled, model: Weights, rng: Rng) -> Certainty:
     """The certainty of `model` on the unlabelled data of a target at the coordinator. No label is used."""
     from fedshift.methods import find_method
 
-    net = with_weights(find_method(home.plan.method).network(home.plan), model, home.device).eval()
+    with weights_follow():
+        net = with_weights(find_method(home.plan.method).network(home.plan), model, home.device).eval()
     count, spread = 0, torch.zeros((), dtype=torch.float64)
     total = torch.zeros(len(home.plan.model.classes), dtype=torch.float64)
     for batch in home.train.in_order(SCORED_AT_ONCE):

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -35,12 +35,12 @@ from fedshift.methods.local import (
     augmentation,
     autocast,
     descend,
+    network_with,
     plain_network,
     require_target,
     sgd,
     train_batches,
     weights_of,
-    with_weights,
 )
 from fedshift.nn.network import Network, seeded_init
 from fedshift.rng import Rng
@@ -111,7 +111,7 @@ def train(site: Labelled, model: Weights, identifier: Weights, exchange: int, rn
     kept at the coordinator. The features that leave are those of these forward passes."""
     hyper, training = site.hyper(Hyper), site.plan.training
     drawn = rng.child("exchange", exchange)
-    net = cast(Network, with_weights(plain_network(site.plan), model, site.device).train())
+    net = network_with(site.plan, model, site.device).train()
     judge = _with_identifier(net, identifier, site.device).requires_grad_(False)
     seen: list[Tensor] = []
 
@@ -153,7 +153,7 @@ class TargetSide:
     """What the coordinator keeps between the exchanges of a round: {G_t, C_t}, the identifiers, their optimizers."""
 
     def __init__(self, home: Site, state: State) -> None:
-        self.net = cast(Network, with_weights(plain_network(home.plan), state.model, home.device).train())
+        self.net = network_with(home.plan, state.model, home.device).train()
         self.scratch = copy.deepcopy(self.net)
         self.sgd = sgd(home, self.net)
         for group in self.sgd.param_groups:

@@ -26,7 +26,14 @@ from fedshift.functional.losses import cross_entropy
 from fedshift.functional.spectrum import interpolate_low_amplitudes, low_amplitudes, window_radius
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.cost import MODEL, Formula
-from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
+from fedshift.methods.local import (
+    augmentation,
+    network_with,
+    plain_network,
+    sgd,
+    train_batches,
+    weights_of,
+)
 from fedshift.nn.network import Network
 from fedshift.rng import Rng
 
@@ -96,7 +103,7 @@ def train(site: Labelled, model: Weights, others: Tensor | None, rng: Rng) -> Tr
     """Local episodic learning. `others` are the other sites' spectra `(n, 3, w, w)`; None: the site has them."""
     hyper, training = site.hyper(Hyper), site.plan.training
     bank = _kept_spectra(site, others).to(site.device)
-    net = with_weights(plain_network(site.plan), model, site.device).train()
+    net = network_with(site.plan, model, site.device).train()
     generator = rng.child("spectra").torch()
 
     def loss_of(batch: LabelledBatch) -> Tensor:

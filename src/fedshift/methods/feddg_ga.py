@@ -21,7 +21,14 @@ from fedshift.federation.step import Step, step
 from fedshift.functional.losses import cross_entropy
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.cost import PLAIN
-from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
+from fedshift.methods.local import (
+    augmentation,
+    network_with,
+    plain_network,
+    sgd,
+    train_batches,
+    weights_of,
+)
 from fedshift.nn.network import Network
 from fedshift.rng import Rng
 
@@ -63,7 +70,7 @@ class Trained(Release):
 def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
     """Local epochs of cross-entropy, and its mean on held-back data before and after."""
     training = site.plan.training
-    net = with_weights(plain_network(site.plan), model, site.device)
+    net = network_with(site.plan, model, site.device)
     merged = held_back_loss(site, net)
     net.train()
     site.train.begin_part()

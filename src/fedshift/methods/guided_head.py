@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -24,7 +24,14 @@ from fedshift.functional.losses import cross_entropy
 from fedshift.methods.averaging import State, Trained, note_losses
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.cost import MODEL, Formula
-from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
+from fedshift.methods.local import (
+    augmentation,
+    network_with,
+    plain_network,
+    sgd,
+    train_batches,
+    weights_of,
+)
 from fedshift.nn.network import Network
 from fedshift.rng import Rng
 
@@ -43,7 +50,7 @@ class Hyper:
 def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
     """Minimises CE(C(F(x)), y) + weight CE(C'(F(x)), y), C' being the head that came, frozen."""
     weight, training = site.hyper(Hyper).weight, site.plan.training
-    net = cast(Network, with_weights(plain_network(site.plan), model, site.device).train())
+    net = network_with(site.plan, model, site.device).train()
     shared = copy.deepcopy(net.head).requires_grad_(False)
 
     def loss_of(batch: LabelledBatch) -> Tensor:

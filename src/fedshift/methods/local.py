@@ -34,14 +34,32 @@ _BATCH = 256
 def plain_network(plan: Plan) -> Network:
     """The plan's architecture, unchanged. Its initial weights do not matter: sites load the weights they are sent."""
     spec = plan.model
-    arch = find_arch(spec.arch)
-    is_cached = arch.whole is None and torch.get_default_device().type != "meta"  # Asked for its shapes only.
-    template = _template(arch, spec.input_shape, len(spec.classes), spec.freeze_norm) if is_cached else None
-    # Drawing first weights takes longer than some sites train.
+    key = find_arch(spec.arch), spec.input_shape, len(spec.classes), spec.freeze_norm
+    template = _template(*key) if _weights_follow and key[0].whole is None else None
     net = None if template is None else blank_copy(template)
-    if net is None:
-        return _built(arch, spec.input_shape, len(spec.classes), spec.freeze_norm)
-    return cast(Network, net)
+    return _built(*key) if net is None else cast(Network, net)
+
+
+_weights_follow = False
+
+
+@contextmanager
+def weights_follow() -> Iterator[None]:
+    """Networks that are built inside have zeros as weights, because others are loaded at once. To draw first weights
+    takes longer than some sites train."""
+    global _weights_follow
+    before, _weights_follow = _weights_follow, True
+    try:
+        yield
+    finally:
+        _weights_follow = before
+
+
+def network_with(plan: Plan, weights: Weights, device: torch.device) -> Network:
+    """The plan's architecture on `device`, holding `weights`."""
+    with weights_follow():
+        net = plain_network(plan)
+    return cast(Network, with_weights(net, weights, device))
 
 
 def _built(arch: Arch, input_shape: tuple[int, ...], classes: int, freeze_norm: bool) -> Network:

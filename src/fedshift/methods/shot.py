@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,13 +29,13 @@ from fedshift.methods.ensembles import StateAlone, Trained, joined, start_alone,
 from fedshift.methods.local import (
     all_finite,
     augmentation,
+    network_with,
     over_target,
     plain_network,
     require_target,
     sgd,
     train_batches,
     weights_of,
-    with_weights,
 )
 from fedshift.nn.network import Ensemble, Network
 from fedshift.rng import Rng
@@ -69,7 +69,7 @@ class Hyper:
 def train_source(site: Labelled, model: Weights, epochs: float, rng: Rng) -> Trained:
     """Cross-entropy with label smoothing on the site's own data."""
     hyper, training = site.hyper(Hyper), site.plan.training
-    net = with_weights(plain_network(site.plan), model, site.device).train()
+    net = network_with(site.plan, model, site.device).train()
     batches = site.train.batches(training.batch_size, rng, epochs, augmentation(site.plan))
     optimizer, smoothing = sgd(site, net, lr=lr_of_part(training, hyper, site.round)), hyper.smoothing
     loss = train_batches(
@@ -92,7 +92,7 @@ class Adapted:
 def adapt(home: Unlabelled, model: Weights, source: str, rng: Rng) -> Adapted | None:
     """Trains one source's model at the target for one round. None if the predictions of `model` are NaN or infinite."""
     hyper = home.hyper(Hyper)
-    net = cast(Network, with_weights(plain_network(home.plan), model, home.device))
+    net = network_with(home.plan, model, home.device)
     loss = transfer(net, home, hyper, lr_of_part(home.plan.training, hyper, home.round), rng.child(source))
     if loss is None:
         return None

@@ -18,7 +18,7 @@ from fedshift.federation.releases import Release, Statistics, Weights
 from fedshift.federation.site import Unlabelled
 from fedshift.federation.step import step
 from fedshift.methods.base import SHARED
-from fedshift.methods.local import with_weights
+from fedshift.methods.local import weights_follow, with_weights
 from fedshift.nn.normalisation import STATISTICS, remembering, statistics_of
 from fedshift.rng import Rng
 
@@ -56,7 +56,8 @@ def with_own_statistics(fed: Federation, models: Mapping[str, Weights]) -> Mappi
 def _statistics(site: Unlabelled, model: Weights) -> dict[str, Tensor]:
     from fedshift.methods import find_method
 
-    net = with_weights(find_method(site.plan.method).network(site.plan), model, site.device).eval()
+    with weights_follow():
+        net = with_weights(find_method(site.plan.method).network(site.plan), model, site.device).eval()
     if len(site.train) > 1:  # One sample has no variance.
         with torch.no_grad(), remembering(net):
             for batch in site.train.evenly(site.plan.training.batch_size):

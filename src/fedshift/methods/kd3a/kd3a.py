@@ -33,13 +33,13 @@ from fedshift.methods.kd3a.weights import normalised, round_weights, smoothed
 from fedshift.methods.local import (
     all_finite,
     augmentation,
+    network_with,
     plain_network,
     random_like,
     require_target,
     sgd,
     train_batches,
     weights_of,
-    with_weights,
 )
 from fedshift.nn.network import Network
 from fedshift.nn.taps import norm_layers
@@ -72,7 +72,7 @@ class Trained(Release):
 def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
     """Trains a teacher with cross-entropy."""
     training = site.plan.training
-    net = with_weights(plain_network(site.plan), model, site.device).train()
+    net = network_with(site.plan, model, site.device).train()
     begin, end, order = passes_of(site)
     batches = site.train.stretch(begin, end, order, training.batch_size, rng, augmentation(site.plan))
     optimizer = sgd(site, net)

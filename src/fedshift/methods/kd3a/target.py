@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol, cast
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -30,7 +30,17 @@ from fedshift.functional.moments import (
     within_share,
 )
 from fedshift.methods.kd3a.keys import Choices, Hearing, Hyper
-from fedshift.methods.local import all_finite, autocast, plain_network, sgd, train_batches, weights_of, with_weights
+from fedshift.methods.local import (
+    all_finite,
+    autocast,
+    network_with,
+    plain_network,
+    sgd,
+    train_batches,
+    weights_follow,
+    weights_of,
+    with_weights,
+)
 from fedshift.nn.network import Network
 from fedshift.nn.taps import norm_inputs, norm_layers
 from fedshift.rng import Rng
@@ -99,7 +109,8 @@ def hear(
     """One forward pass of each teacher over `samples` `(N,)`, one model in memory at a time."""
     classes = len(home.plan.model.classes)
     said = torch.empty(len(teachers), len(samples), classes)
-    net = plain_network(home.plan)
+    with weights_follow():
+        net = plain_network(home.plan)
     size = _VOTE_BATCH if mode == "eval" else home.plan.training.batch_size
     sites: list[str] = []
     silent: list[str] = []
@@ -214,7 +225,7 @@ def distil(
 ) -> tuple[dict[str, Tensor], float]:
     """h_{K+1}, trained from the global model by Eq. (5) over the samples in `order`, and its mean loss."""
     training = home.plan.training
-    net = with_weights(plain_network(home.plan), model, home.device).train()
+    net = network_with(home.plan, model, home.device).train()
     row = torch.zeros(len(home.train), dtype=torch.int64)
     row[lesson.samples] = torch.arange(len(lesson.samples))
     generator = rng.child("mixup").torch()
@@ -261,7 +272,7 @@ def align(
 ) -> tuple[dict[str, Tensor], float]:
     """The aggregated model after one pass over `samples` that minimises BatchNorm MMD, and its mean loss."""
     training = home.plan.training
-    net = cast(Network, with_weights(plain_network(home.plan), model, home.device)).train(hyper.mmd_mode == "train")
+    net = network_with(home.plan, model, home.device).train(hyper.mmd_mode == "train")
     optimizer = sgd(home, net)
     for group in optimizer.param_groups:
         group["lr"] *= hyper.mmd_rate
