@@ -257,7 +257,7 @@ ODD_VALUES: list[Any] = [
     torch.zeros(2).to(torch.float8_e4m3fn),
     torch.zeros(2, dtype=torch.complex64),
     [list(range(5))] * 4,
-    *(_nested(20), _nested(40), _nested(300)),
+    *(_nested(20), _nested(40), _nested(100)),
 ]
 
 
@@ -453,7 +453,7 @@ def bomb(tree: Tree, rng: random.Random) -> None:
     kind = rng.choice(("lists", "deep", "texts", "maps"))
     contents: dict[str, Any] = {
         "lists": [[] for _ in range(30_000)],
-        "deep": _nested(300),
+        "deep": _nested(200),
         "texts": ["", "\U0001f600"] * 15_000,
         "maps": [{} for _ in range(30_000)],
     }

@@ -360,3 +360,12 @@ def test_a_recorded_rule_that_is_none_is_an_error(whole: Path, tmp_path: Path, r
     config.write_text(re.sub("aggregation: .*", f"aggregation: {rule}", config.read_text()))
     with pytest.raises(InputError, match=r"aggregation"):
         run(settings(), tmp_path / "run", resume=True)
+
+
+def test_half_a_character_in_a_log_ends_no_report(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "done").write_text("")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"round": 1, "phase": "val", "site": "\ud800", "name": "accuracy", "value": 0.5}) + "\n")
+    write_report([tmp_path / "run"], tmp_path / "page.html", features=False)
+    assert "</html>" in (tmp_path / "page.html").read_text()

@@ -47,6 +47,7 @@ def write_report(
     if features is not False:
         make, shared = features or len(records) < MANY, UntrainedMaps()
         views = [data_view(r, make=make, points=points or POINTS, shared=shared, say=say) for r in records]
-    write_atomically(out, render(records, views).encode())
+    # Half of a pair of characters, in a file from elsewhere, is none in any encoding.
+    write_atomically(out, render(records, views).encode(errors="replace"))
     if any(view.samples for view in views):
         say(f"{out} shows samples of the data: before you share it, write it with --no-features")
