@@ -66,6 +66,31 @@ def assert_same(there: dict[str, Any], here: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+def test_secure_sums_under_the_sites_own_certificates_are_the_same(
+    loopback: Loopback,
+    shared_link: links.Link,
+    tiny_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys: dict[str, Any] = {
+        "method": "fedavg",
+        "setting": "adapt",
+        "arch": "digits-csac",
+        "rounds": 1,
+        "batch_size": 16,
+    }
+    common = {**keys, **ROLES["adapt"], "data_dir": tiny_data, "policy": {"min_samples": 2}, "secure_aggregation": True}
+    here = run(make_config(common | {"workers": 0}), tmp_path / "here")
+    monkeypatch.setattr(links, "Link", lambda coordinator, wanted: shared_link)
+    monkeypatch.setattr(shared_link, "close", lambda: None)
+    there = run(make_config(common | {"engine": "nvflare", "federation": loopback.coordinator}), tmp_path / "there")
+    assert there["model_sha256"] == here["model_sha256"] and not there["counters"]
+    lists = [path.read_text() for path in loopback.kit("amber").glob("runs/*/ledger.jsonl")]
+    assert any('"kind": "masked"' in text and '"step": "secure.reveal"' in text for text in lists)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_bytes_as_in_one_process(
     method: str,

@@ -98,6 +98,23 @@ def ledger(
         raise InputError(broken[0].code, broken[0].message + more)
 
 
+@audit_app.command()
+def dpia(
+    run: Annotated[Path, typer.Argument(help="The directory of a finished run.")],
+    out: Annotated[Path | None, typer.Option(help="A Markdown file to write. Default: print it.")] = None,
+) -> None:
+    """Draft a data-protection impact assessment from a run; what only people can say is left open."""
+    from fedshift.audit.dpia import assessment
+    from fedshift.files import write_atomically
+
+    text = assessment(run)
+    if out is None:
+        print(text)
+        return
+    write_atomically(out, text.encode())
+    print(f"draft: {out}")
+
+
 def _message(text: str) -> Message:
     from fedshift.audit.leakage import Message
 
