@@ -218,7 +218,10 @@ COPA_OFFICE_CALTECH = Recipe(
 CSAC_PACS = Recipe(
     "pacs",
     {**RESNET_18, **_CSAC, **STANDARD},
-    {"csac": {"csac": {"acquisition_epochs": 30.0, "calibration_epochs": 10.0, "lambda": 0.6}}},
+    {
+        "csac": {"csac": {"acquisition_epochs": 30.0, "calibration_epochs": 10.0, "lambda": 0.6}},
+        "copa": {"copa": {**_HYBRID, "norm_where": "all"}},
+    },
 )
 CSAC_VLCS = replace(CSAC_PACS, dataset="vlcs", domains=())
 CSAC_ROTATED = Recipe(
@@ -252,7 +255,9 @@ DUAL_DIGIT_FIVE = Recipe(
     home="mnist",
 )
 """The paper's schedule is in a supplement. Here it is the methods' defaults. The network has the size of Table 4."""
-DUAL_DOMAINNET = Recipe("domainnet", {**RESNET_101, "setting": "multi-adapt", "client_fraction": 0.1})
+DUAL_DOMAINNET = Recipe(
+    "domainnet", {**RESNET_101, "setting": "multi-adapt", "client_fraction": 0.1, "lr": 0.005, "batch_size": 64}
+)
 DUAL_CITIES = Recipe(
     "gta5-crosscity",
     {"setting": "multi-adapt", "arch": "deeplab_mobilenet_v2_half", "image_size": 512, "norm": "average"},

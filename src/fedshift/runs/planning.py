@@ -292,7 +292,7 @@ def _completed(config: RunConfig, dataset: Dataset, roles: Roles) -> RunConfig:
     arch = _choose_arch(dataset) if config.arch == "auto" else config.arch
     about = find_about(config.method)
     chosen = {**DEFAULTS, "lr": find_arch(arch).lr, **about.defaults}
-    pretrained = _for_pretrained(config, about) | _for_tables(dataset, about)
+    pretrained = for_pretrained(config, about) | _for_tables(dataset, about)
     own = {key: value for key, value in pretrained.pop(about.name, {}).items() if key not in config.given}
     norm = _choose_norm(config, about, roles, {**config.hyper, **own})
     if config.hyper.get("statistics") == "auto":
@@ -314,7 +314,7 @@ def _completed(config: RunConfig, dataset: Dataset, roles: Roles) -> RunConfig:
     )
 
 
-def _for_pretrained(config: RunConfig, about: About) -> dict[str, Any]:
+def for_pretrained(config: RunConfig, about: About) -> dict[str, Any]:
     """What is chosen for a network that starts from given weights: values of common keys, and the method's own under
     its name. Nothing for one that starts from scratch."""
     if config.weights is None:
@@ -368,7 +368,7 @@ def told_choices(config: RunConfig, complete: RunConfig, dataset: Dataset) -> st
     """A sentence on what was chosen by `auto`, and from what; empty where there was no choice."""
     about = find_about(config.method)
     for_tables = _for_tables(dataset, about)
-    chosen = _for_pretrained(config, about) | for_tables
+    chosen = for_pretrained(config, about) | for_tables
     own = chosen.pop(about.name, {})
     told = [f"{key}={getattr(complete, key)}" for key in chosen if getattr(config, key) is None]
     is_open = config.norm == "auto" and config.freeze_norm is None
