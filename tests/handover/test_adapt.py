@@ -121,11 +121,16 @@ def test_the_estimate_chooses() -> None:
         return State(name, torch.nn.Identity(), confidence, 0.0, agreement)
 
     before, measured = state(AS_IT_WAS, 0.6), state(STATISTICS, 0.7, 0.9)
-    assert _kept([before, measured, state(ADAPTED, 0.99, 0.65)], "auto").name == STATISTICS
-    assert _kept([before, measured, state(ADAPTED, 0.8, 0.78)], "auto").name == ADAPTED
-    assert _kept([before, state(STATISTICS, 0.605)], "auto").name == AS_IT_WAS  # nearly equal: the simpler one
+    assert _kept([before, measured, state(ADAPTED, 0.99, 0.65)], "auto", is_calibrated=True).name == STATISTICS
+    assert _kept([before, measured, state(ADAPTED, 0.8, 0.82)], "auto", is_calibrated=True).name == ADAPTED
+    assert (
+        _kept([before, state(STATISTICS, 0.605)], "auto", is_calibrated=True).name == AS_IT_WAS
+    )  # nearly equal: the simpler one
+    found = [before, measured, state(ADAPTED, 0.8, 0.98)]
+    assert _kept(found, "auto", is_calibrated=True).name == ADAPTED
+    assert _kept(found, "auto", is_calibrated=False).name == STATISTICS
     with pytest.raises(InputError, match="not possible"):
-        _kept([before], "statistics")
+        _kept([before], "statistics", is_calibrated=True)
 
 
 def test_what_cannot_be_is_refused(run: fedshift.Run, site: Path, tmp_path: Path, tiny_data: Path) -> None:

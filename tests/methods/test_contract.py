@@ -24,6 +24,7 @@ from fedshift.federation.handshake import introduce
 from fedshift.federation.releases import kinds
 from fedshift.federation.step import Request, Step
 from fedshift.methods import METHODS, Entry
+from fedshift.methods.calibration import sureness
 from fedshift.methods.evaluation import score
 from fedshift.methods.statistics import measure
 from fedshift.runs import planning
@@ -308,7 +309,7 @@ def test_a_count_is_one_of_samples(method: str) -> None:
 
 @every_setting
 def test_only_declared_fields_leave_a_site(method: str, usual: dict[str, Any]) -> None:
-    steps: list[Step[Any]] = [*TABLE[method].implementation.steps, score, introduce, measure]
+    steps: list[Step[Any]] = [*TABLE[method].implementation.steps, score, sureness, introduce, measure]
     declared = {(step.name, field, kind.name) for step in steps for field, kind in kinds(step.release).items()}
     ledgers = list(usual["folder"].glob("sites/*/ledger.jsonl"))
     left = {
@@ -326,7 +327,7 @@ class OneSilentOneBroken(Wrapped):
     disturbed = 0
 
     def call(self, requests: Sequence[Request], deadline: float | None) -> Iterator[tuple[str, bytes | Failure]]:
-        learning = requests[0].round > 1 and requests[0].step != score.name
+        learning = requests[0].round > 1 and requests[0].step not in (score.name, sureness.name)
         OneSilentOneBroken.disturbed += learning
         for number, (site, outcome) in enumerate(self.inner.call(requests, deadline)):
             if learning and number == 0:
@@ -415,7 +416,8 @@ def test_nothing_leaves_that_few_samples_made(method: str, setting: str, tiny_da
         run(make_config({key: value for key, value in values.items() if value != {}}), tmp_path / "run")
     ledgers = list((tmp_path / "run" / "sites").glob("*/ledger.jsonl"))
     rows = [json.loads(line) for path in ledgers for line in path.read_text().splitlines()]
-    left = [row for row in rows if row["event"] == "left" and row["step"] not in (introduce.name, score.name)]
+    others = (introduce.name, score.name, sureness.name)
+    left = [row for row in rows if row["event"] == "left" and row["step"] not in others]
     assert ledgers and left == []
 
 

@@ -43,10 +43,11 @@ def trained(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_samples_are_right_or_wrong_and_the_surest_mistakes_come_first() -> None:
     split = Split(np.zeros((4, 8, 8, 3), np.uint8), np.array([0, 1, 1, 0]))
     probabilities = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.8, 0.2], [0.7, 0.3]])
-    random, mistakes = predicted_images(split, probabilities, ("cat", "dog"), 2)
+    random, mistakes, unsure = predicted_images(split, probabilities, ("cat", "dog"), 2)
+    assert [round(s.confidence, 1) for s in unsure] == [0.6]
     assert [(s.prediction, s.truth, s.is_right) for s in random] == [("cat", "cat", True), ("cat", "dog", False)]
     assert [round(s.confidence, 1) for s in mistakes] == [0.8, 0.6]
-    unlabelled, none = predicted_images(split.without_labels(), probabilities, ("cat", "dog"), 2)
+    unlabelled, none, _ = predicted_images(split.without_labels(), probabilities, ("cat", "dog"), 2)
     assert [s.is_right for s in unlabelled] == [None, None] and none == []
 
 

@@ -332,6 +332,14 @@ def predict(
         + (f", {counts.skipped} unreadable" if counts.skipped else "")
         + f", by {counts.model}"
     )
+    if counts.unsure:
+        kind = "calibrated on the sources' validation" if counts.calibrated else "not calibrated"
+        shown = ", ".join(f"{name} ({confidence:.2f})" for name, confidence in counts.unsure)
+        typer.echo(f"least sure of: {shown}; confidence is {kind}")
+    if counts.unlike:
+        typer.echo(
+            f"note: {counts.unlike} of {counts.predicted} are unlike the sources' data: see the column note", err=True
+        )
     if counts.note:
         typer.echo(f"note: {counts.note}", err=True)
     if select == "last":

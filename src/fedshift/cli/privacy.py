@@ -15,6 +15,7 @@ from fedshift.federation.handshake import introduce
 from fedshift.federation.policy import Level
 from fedshift.federation.releases import kinds
 from fedshift.methods import find_about, find_method
+from fedshift.methods.calibration import sureness
 from fedshift.methods.evaluation import score
 from fedshift.methods.statistics import measure
 from fedshift.runs.privacy import LEVELS, OUTSIDE
@@ -38,7 +39,7 @@ def show_privacy(method: str) -> None:
     # Besides the method's steps, every site introduces itself once, measures its statistics with norm=own, and scores
     # models if it has labels. DualAdapt's clients send their statistics in its own step.
     measures = "multi-adapt" in about.settings and not about.uses_statistics
-    for step in (introduce, *implementation.steps, *((measure,) if measures else ()), score):
+    for step in (introduce, *implementation.steps, *((measure,) if measures else ()), score, sureness):
         table.add_section()
         table.add_row(step.name)
         for field, kind in kinds(step.release).items():

@@ -211,6 +211,9 @@ class Guard:
         changed: dict[str, Any] = {f: constant[kind.name] for f, kind in found.items() if kind.name in REPLACED}
         weights = [name for name, kind in found.items() if kind.name == "weights"]
         counts = [name for name, kind in found.items() if kind.name == "counts"]
+        if counts and is_score and counts != ["confusion"]:
+            # Noise is made for a matrix in which a sample counts once.
+            raise SiteError("site-policy", "only a confusion matrix can leave as a score under a budget of privacy")
         if counts and not is_score:
             raise SiteError("site-policy", "'counts' cannot leave under a budget of differential privacy")
         charged: list[tuple[Mechanism, bytes]] = []

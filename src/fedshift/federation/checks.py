@@ -136,6 +136,33 @@ class Confusion:
 
 
 @dataclass(frozen=True)
+class CountsOf:
+    """Counts of a `shape` in which each of the first axis' `slices` (1: all of it) counts every sample of a `split`
+    `each` times, or none where `some_void`. A shape without cells counts nothing."""
+
+    shape: tuple[int, ...]
+    split: str
+    each: int = 1
+    slices: int = 1
+    some_void: bool = False
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(8 * math.prod(self.shape), header=256, tensors=1, nodes=8)
+
+    def check(self, value: Any, sizes: Sizes) -> None:
+        require(tuple(value.shape) == self.shape, "shape")
+        require(value.dtype == torch.int64, "dtype")
+        low, high = extremes(value)
+        total = self.each * sizes.get(self.split, MOST_SAMPLES)
+        require(low >= 0 and high <= total, "count")
+        exact = self.split in sizes and not self.some_void
+        for part in value.reshape(self.slices, -1) if value.numel() else ():
+            found = int(part.sum())
+            require(found == total if exact else found <= total, "count")
+
+
+@dataclass(frozen=True)
 class MixtureIn:
     """The terms of a mixture in `dimensions` with at most `components`."""
 

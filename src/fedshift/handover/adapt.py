@@ -27,7 +27,7 @@ from fedshift.federation import codec
 from fedshift.federation.plan import ModelSpec, Plan, Training
 from fedshift.files import read_bounded, write_atomically
 from fedshift.functional.metrics import confusion_matrix
-from fedshift.handover.transfer import ADAPTED, STATISTICS, Adaptation, State, can_measure, networks_of
+from fedshift.handover.transfer import ADAPTED, AS_IT_WAS, STATISTICS, Adaptation, State, can_measure, networks_of
 from fedshift.methods import find_method, shot
 from fedshift.methods.base import SHARED
 from fedshift.methods.evaluation import headline
@@ -44,7 +44,7 @@ LEAST = 20
 EPOCHS = 8
 LR_FACTOR = 0.3
 """Times the rate that the run was trained with: at the full rate the digits' models forgot what they knew."""
-_CLEARLY = {STATISTICS: 0.01, ADAPTED: 0.05}
+_CLEARLY = {STATISTICS: 0.01, ADAPTED: 0.1}
 """By how much a state's estimate must be better for it to be kept: the estimate of an adapted one is often too high."""
 Keep = Literal["auto", "statistics", "adapted"]
 
@@ -131,7 +131,7 @@ def adapt_run(
     if target.path.exists() and any(target.path.iterdir()):
         raise InputError("run-exists", f"{target.path} is not empty: choose another --out")
     saved = finished.model(select)
-    net = saved.network(finished.choose(saved, site))
+    net = saved.uncalibrated(finished.choose(saved, site))
     header, config = saved.header, make_config(read_config(finished.directory.config, "run-corrupt"))
     transfer, notes = _possible(net, header)
     domain = _open_site(Path(folder), header)
@@ -142,10 +142,10 @@ def adapt_run(
         )
     say(f"{domain.name}: {len(inputs):,} samples to adapt to, no label is used")
     plan = _plan(header, config, epochs, seed)
-    states = Adaptation(plan, shot.Hyper(), inputs).states(net, transfer=transfer)
+    states = Adaptation(plan, shot.Hyper(), inputs, header.temperature).states(net, transfer=transfer)
     if transfer and len(states) < 2 + can_measure(net):
         notes.append("The adaptation gave NaN or infinite weights and was left out: the run's lr is too high for it.")
-    kept = _kept(states, keep)
+    kept = _kept(states, keep, is_calibrated=header.temperature != 1.0)
     measured = _measure(states[0], kept, header, test)
     adapted = Adapted(target.path, domain.name, len(inputs), tuple(states), kept, tuple(notes), measured, header.task)
     _write(adapted, finished, saved, target, seed, time.perf_counter() - started)
@@ -203,8 +203,9 @@ def _plan(header: ModelHeader, config: RunConfig, epochs: int, seed: int) -> Pla
     return Plan(__version__, header.method, header.setting, header.sources, seed, config.threads, spec, training, hyper)
 
 
-def _kept(states: Sequence[State], keep: Keep) -> State:
-    """The state with the highest estimate, the simpler one of nearly equals; or the one that was asked for."""
+def _kept(states: Sequence[State], keep: Keep, *, is_calibrated: bool) -> State:
+    """The state with the highest estimate, the simpler one of nearly equals; or the one that was asked for. The
+    estimate of an adapted model is no confidence: with others that are not calibrated it cannot be compared."""
     if keep != "auto":
         wanted = {"statistics": STATISTICS, "adapted": ADAPTED}[keep]
         found = [state for state in states if state.name == wanted]
@@ -213,7 +214,7 @@ def _kept(states: Sequence[State], keep: Keep) -> State:
         return found[0]
     best = states[0]
     for state in states[1:]:
-        if state.expected > best.expected + _CLEARLY[state.name]:
+        if state.expected > best.expected + _CLEARLY[state.name] and (is_calibrated or state.name != ADAPTED):
             best = state
     return best
 
@@ -235,6 +236,10 @@ def _confusion(state: State, header: ModelHeader, test: Split) -> Tensor:
 def _write(adapted: Adapted, parent: Run, saved: SavedModel, target: RunDirectory, seed: int, seconds: float) -> None:
     """The run directory, as `predict`, `export`, `serve` and `report` read it."""
     header = dataclasses.replace(saved.header, setting="adapt", written_by=__version__)
+    if adapted.kept.name != AS_IT_WAS:  # What was measured at the sources holds no more.
+        header = dataclasses.replace(header, far=None)
+    if adapted.kept.name == ADAPTED:
+        header = dataclasses.replace(header, temperature=1.0)
     measured, site, old = adapted.measured, adapted.site, parent.results
     with target.locked():
         write_atomically(target.config, parent.directory.read(parent.directory.config, LARGEST))

@@ -108,7 +108,7 @@ def _write(saved: SavedModel, site: str, format: Format, model_sha256: str) -> b
         return save_tensors(weights, {DESCRIPTION: described, "normalisation": json.dumps(scales)})
     try:
         with _quiet():
-            program = _program(Portable(_network(saved, site), saved.header).eval(), saved)
+            program = _program(Portable(saved.network(site), saved.header).eval(), saved)
             if format == "onnx":
                 return _onnx_bytes(program, saved, described)
             return _torch_bytes(program, described)
@@ -120,13 +120,6 @@ def _write(saved: SavedModel, site: str, format: Format, model_sha256: str) -> b
             f"this network cannot be written as {format} ({type(error).__name__}: {str(error).splitlines()[0][:200]})."
             " Try another --format",
         ) from error
-
-
-def _network(saved: SavedModel, site: str) -> nn.Module:
-    saved.header.require_fitting(saved.models[site])
-    net = saved.header.network()
-    net.load_state_dict(dict(saved.models[site]))
-    return net.eval()
 
 
 def _program(module: nn.Module, saved: SavedModel) -> torch.export.ExportedProgram:
@@ -166,7 +159,7 @@ def _onnx_bytes(program: torch.export.ExportedProgram, saved: SavedModel, descri
 
 def _difference(saved: SavedModel, site: str, format: Format, data: bytes, inputs: NDArray[Any]) -> float:
     """The largest difference of a probability between what was written and what `predict` says."""
-    wanted, answer = expected(_network(saved, site), saved.header, inputs), _opened(saved, format, data)
+    wanted, answer = expected(saved.network(site), saved.header, inputs), _opened(saved, format, data)
     found = np.concatenate([answer(part) for part in np.array_split(inputs, -(-len(inputs) // _BATCH))])
     return float(np.abs(found - wanted).max())
 
@@ -186,9 +179,7 @@ def _opened(saved: SavedModel, format: Format, data: bytes) -> Callable[[NDArray
         with _quiet():
             module = torch.export.load(io.BytesIO(data)).module()
     else:
-        net = saved.header.network()
-        net.load_state_dict(load_tensors(data))
-        module = Portable(net.eval(), saved.header)
+        module = Portable(SavedModel(saved.header, {SHARED: load_tensors(data)}).network(), saved.header)
     return lambda inputs: module(torch.from_numpy(inputs)).detach().numpy()
 
 

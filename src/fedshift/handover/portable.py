@@ -63,6 +63,7 @@ def describe(header: ModelHeader, model_sha256: str) -> dict[str, Any]:
         "task": header.task,
         "input": taken,
         "output": given,
+        "temperature": header.temperature,
         "method": header.method,
         "arch": header.arch,
         "written_by": f"fedshift {header.written_by}",

@@ -31,8 +31,8 @@ from fedshift.data.decoding import READABLE, UnreadableError, decode_image, fit_
 from fedshift.errors import InputError
 from fedshift.localserver import HOST, LocalHandler, LocalServer
 from fedshift.runs.api import Run, Select, as_inputs
-from fedshift.runs.files.model import probabilities
-from fedshift.runs.predict import likeliest, whose_model
+from fedshift.runs.files.model import probabilities, with_far
+from fedshift.runs.predict import UNLIKE, likeliest, whose_model
 
 PORT = 8643
 """The port that is tried first if none is asked for. If it is in use, a free one is taken."""
@@ -69,6 +69,7 @@ class ServedModel:
         self.saved = finished.model(select)
         chosen = finished.choose(self.saved, site)
         self.net = self.saved.network(chosen)
+        self._forward = threading.Lock()  # What a pass tells of distances is kept in the network for its time.
         self.header = self.saved.header
         self.whose = whose_model(finished, self.saved, site, chosen)
         self.warnings = [found["text"] for found in finished.warnings]
@@ -82,6 +83,7 @@ class ServedModel:
             "task": header.task,
             "classes": list(header.classes),
             "model": self.whose,
+            "calibrated": header.temperature != 1.0,
             "warnings": self.warnings,
             "served_by": f"fedshift {__version__}",
         }
@@ -104,9 +106,10 @@ class ServedModel:
             image = decode_image(data, (header.input_shape[1], header.input_shape[2]), fit_of(header.task))
         except UnreadableError as error:
             raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, f"This picture cannot be read: {error}.") from error
-        found = probabilities(self.net, as_inputs(np.array(image)[None], header.input_shape))[0]
+        inputs = as_inputs(np.array(image)[None], header.input_shape)
         if header.task == "classification":
-            return self._classified(found)
+            return self._classified(inputs)[0]
+        found = probabilities(self.net, inputs)[0]
         numbers = likeliest(found, size)
         covered = np.bincount(numbers.ravel(), minlength=len(header.classes)) / numbers.size
         return {
@@ -134,18 +137,24 @@ class ServedModel:
             raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, wanted) from error
         if np.isinf(table).any():
             raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, "A value is infinite, or beyond 32-bit floats.")
-        found = probabilities(self.net, torch.from_numpy(table))
-        return {"rows": [self._classified(shares) for shares in found]}
+        return {"rows": self._classified(torch.from_numpy(table))}
 
-    def _classified(self, shares: torch.Tensor) -> dict[str, Any]:
-        best = int(shares.argmax())
-        return {
-            "prediction": self.header.classes[best],
-            "confidence": round(float(shares[best]), 6),
-            "probabilities": {
-                name: round(share, 6) for name, share in zip(self.header.classes, shares.tolist(), strict=True)
-            },
-        }
+    def _classified(self, inputs: torch.Tensor) -> list[dict[str, Any]]:
+        classes = self.header.classes
+        with self._forward:
+            found, is_far = with_far(self.net, self.header, inputs)
+        answers = []
+        for shares, far in zip(found.tolist(), is_far.tolist(), strict=True):
+            best = max(range(len(classes)), key=shares.__getitem__)
+            answers.append(
+                {
+                    "prediction": classes[best],
+                    "confidence": round(shares[best], 6),
+                    "probabilities": {name: round(share, 6) for name, share in zip(classes, shares, strict=True)},
+                    "note": UNLIKE if far else "",
+                }
+            )
+        return answers
 
 
 def _colours(count: int) -> Any:

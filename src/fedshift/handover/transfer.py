@@ -65,8 +65,9 @@ def can_measure(net: nn.Module) -> bool:
 class Adaptation:
     """The inputs of one site for one plan. `folder` is where nothing is written: steps of methods want to know one."""
 
-    def __init__(self, plan: Plan, hyper: shot.Hyper, inputs: Split) -> None:
+    def __init__(self, plan: Plan, hyper: shot.Hyper, inputs: Split, temperature: float = 1.0) -> None:
         self.plan, self.hyper, self.inputs = plan, hyper, inputs.without_labels()
+        self.temperature = temperature
 
     def states(self, net: nn.Module, *, transfer: bool) -> list[State]:
         """The model as it was, then after each step that is possible."""
@@ -102,7 +103,7 @@ class Adaptation:
     def _probabilities(self, net: nn.Module) -> Tensor:
         net.eval()
         batches = self._site(self.inputs).train.in_order(_BATCH)
-        return torch.cat([net(batch.x).softmax(1) for batch in batches])
+        return torch.cat([(net(batch.x) / self.temperature).softmax(1) for batch in batches])
 
     def _agreement(self, nets: Sequence[nn.Module]) -> float:
         first, second = (self._probabilities(net).argmax(1) for net in nets)

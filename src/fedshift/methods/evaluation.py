@@ -61,7 +61,7 @@ def score_models(
     those whose answer was refused: a score is not worth the run.
     """
     found: dict[str, Tensor] = {}
-    for names, testers in _group(models, sites).items():
+    for names, testers in by_models(models, sites).items():
         scored = tuple(models[name] for name in names)
         expect = {"confusion": _confusion(fed.plan, split, len(scored))}
         replies = fed.ask(testers, score, expect=expect, any_answer=True, models=scored, split=split)
@@ -114,7 +114,7 @@ def headline(confusion: Tensor, task: str) -> float:
     return accuracy(confusion) if task == "classification" else mean_iou(confusion)
 
 
-def _group(models: Mapping[str, Any], sites: tuple[str, ...]) -> dict[tuple[str, ...], list[str]]:
+def by_models(models: Mapping[str, Any], sites: tuple[str, ...]) -> dict[tuple[str, ...], list[str]]:
     """Names of models -> sites that are scored with them, so that sites with the same models are asked together."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for site in sites:

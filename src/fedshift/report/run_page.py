@@ -10,6 +10,7 @@ from fedshift.report.charts import BYTES, COLOURS, PERCENT, PLAIN, SECONDS, Char
 from fedshift.report.comparison import BOUND_MEANINGS
 from fedshift.report.confusion import Confusion, confusion
 from fedshift.report.feature_map import FeatureMaps, feature_maps
+from fedshift.report.reliability import SurenessPage, sureness_page
 from fedshift.report.samples import DataView, DomainSamples, class_colour
 from fedshift.report.stacked_bars import ShareChart, ShareGroup, are_shares, over_layers, over_rounds
 from fedshift.report.text import (
@@ -23,6 +24,7 @@ from fedshift.report.text import (
     metric_title,
     percent,
 )
+from fedshift.runs.calibrated import Calibrated
 from fedshift.runs.card import skipped_throughout
 from fedshift.runs.health import PREDICT_RULE, interval_of
 from fedshift.runs.privacy import OUTSIDE, privacy_lines
@@ -117,6 +119,7 @@ class RunPage:
     class_colours: tuple[tuple[str, str], ...]
     """(class, colour) if masks are shown."""
     notes: tuple[str, ...]
+    sureness: SurenessPage
     predict_rule: str = PREDICT_RULE
     privacy: tuple[str, ...] = ()
 
@@ -146,6 +149,7 @@ def run_page(number: int, record: RunRecord, view: DataView) -> RunPage:
         samples=tuple(sorted(view.samples, key=lambda domain: not domain.is_target)),
         class_colours=_class_colours(view, results.classes if results else ()),
         notes=tuple(view.notes),
+        sureness=sureness_page(results.calibration if results else Calibrated()),
         privacy=(*lines, OUTSIDE) if (lines := tuple(privacy_lines(results.privacy if results else {}))) else (),
     )
 

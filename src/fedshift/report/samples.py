@@ -83,14 +83,15 @@ class PredictedMask(BaseModel):
 
 
 class DomainSamples(BaseModel):
-    """Samples of one domain: `random` ones, and the `mistakes` with the highest confidence among `looked_at` samples.
-    In segmentation there are `scenes` instead."""
+    """Samples of one domain: `random` ones, the `mistakes` with the highest confidence among `looked_at` samples, and
+    those that the model is least sure of. In segmentation there are `scenes` instead."""
 
     domain: str
     is_target: bool
     looked_at: int
     random: list[PredictedImage] = []
     mistakes: list[PredictedImage] = []
+    unsure: list[PredictedImage] = []
     scenes: list[PredictedMask] = []
 
 
@@ -282,15 +283,16 @@ def _domain_samples(
         found.scenes = predicted_masks(split, outputs.probabilities, len(dataset.classes), count)
     else:
         count = _RANDOM_TARGET if is_target else _RANDOM_SOURCE
-        found.random, mistakes = predicted_images(split, outputs.probabilities, dataset.classes, count)
-        found.mistakes = mistakes if is_target else []
+        found.random, mistakes, unsure = predicted_images(split, outputs.probabilities, dataset.classes, count)
+        found.mistakes, found.unsure = (mistakes, unsure) if is_target else ([], [])
     return found
 
 
 def predicted_images(
     split: Split, probabilities: Tensor, classes: tuple[str, ...], count: int
-) -> tuple[list[PredictedImage], list[PredictedImage]]:
-    """The first `count` samples, which are in random order, and the `count` mistakes with the highest confidence."""
+) -> tuple[list[PredictedImage], list[PredictedImage], list[PredictedImage]]:
+    """The first `count` samples, which are in random order, the `count` mistakes with the highest confidence, and half
+    as many samples with the lowest."""
     sure, predicted = probabilities.max(1)
     guesses, confidences = predicted.tolist(), sure.tolist()
 
@@ -304,7 +306,9 @@ def predicted_images(
 
     wrong = [] if split.labels is None else [i for i in range(len(split)) if guesses[i] != int(split.labels[i])]
     surest = sorted(wrong, key=lambda index: -confidences[index])[:count]
-    return [pictured(index) for index in range(min(count, len(split)))], [pictured(index) for index in surest]
+    unsure = sorted(range(len(split)), key=lambda index: confidences[index])[: count // 2]
+    first = range(min(count, len(split)))
+    return [pictured(i) for i in first], [pictured(i) for i in surest], [pictured(i) for i in unsure]
 
 
 def predicted_masks(split: Split, probabilities: Tensor, classes: int, count: int) -> list[PredictedMask]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedshift._version import __version__
 from fedshift.data.domain import Dataset
-from fedshift.errors import FedshiftError, InputError
+from fedshift.errors import FedshiftError, InputError, SiteError
 from fedshift.federation import codec
 from fedshift.federation.federation import Federation
 from fedshift.federation.handshake import Described, agree
@@ -24,6 +24,7 @@ from fedshift.functional.averaging import mean_so_far
 from fedshift.machine import NO_BFLOAT16, emulates_bfloat16
 from fedshift.methods import find_about, find_method
 from fedshift.methods.base import SHARED, Method
+from fedshift.methods.calibration import Calibration, ask_sureness, calibrate, tell
 from fedshift.methods.evaluation import SCORED_AT_ONCE, certainty, headline, score_models
 from fedshift.methods.statistics import with_own_statistics
 from fedshift.runs.card import model_card
@@ -321,10 +322,14 @@ class _Execution:
             learning = dataclasses.replace(memory.learning)
             models = self._as_used(self._models(memory))
             self.fed.learning = memory.learning = learning
-        digest = save_model(self.directory.model, self._saved(models))
+        promised = privacy_results(described, self.directory.sites)
+        # A budget of privacy is for learning; besides, its noise is not made for these counts.
+        made, told = (Calibration(), {}) if promised else self._calibrated(memory, models)
+        digest = save_model(self.directory.model, self._saved(models, made))
         results = make_results(self.prepared, memory, digest, self.tested, described, self.progress.message)
-        if promised := privacy_results(described, self.directory.sites):
+        if promised:
             results["privacy"] = promised
+        results["calibration"] = told
         rows = read_metrics(self.directory.metrics)[0]
         results["warnings"] = find_warnings(results, memory.history, mean_losses(rows), sure_shares(rows))
         self.directory.write_results(results)
@@ -347,14 +352,30 @@ class _Execution:
         """What is scored and kept: the method's models, or their means over rounds where there are some by now."""
         return {**self.method.models(memory.state), **memory.mean}
 
+    def _calibrated(self, memory: Memory, used: Mapping[str, Weights]) -> tuple[Calibration, dict[str, Any]]:
+        """How sure the finished model may be, from the sources' validation, and what came of it at the targets."""
+        if self.plan.model.task != "classification":
+            return Calibration(), {}
+        try:
+            validation = ask_sureness(self.fed, self._models(memory), self.validated, "val")
+            tests = ask_sureness(self.fed, used, self.tested, "test")
+        except SiteError as error:  # The model is there, and this is not worth losing it.
+            self.progress.message(f"probabilities are not calibrated: {error.message}")
+            return Calibration(), {}
+        made = calibrate(validation)
+        return made, tell(made, validation, tests, self.plan.model.classes)
+
     def _as_used(self, models: Mapping[str, Weights]) -> Mapping[str, Weights]:
         """The models with the statistics that they are used with. DualAdapt's clients train with their own and have
         sent them."""
         has_own = self.plan.setting == "multi-adapt" and find_about(self.plan.method).uses_statistics
         return models if self.config.norm != "own" or has_own else with_own_statistics(self.fed, models)
 
-    def _saved(self, models: Mapping[str, Weights]) -> SavedModel:
-        return SavedModel(ModelHeader.of(self.plan, self.prepared.dataset.mask_ids), models)
+    def _saved(self, models: Mapping[str, Weights], made: Calibration | None = None) -> SavedModel:
+        header = ModelHeader.of(self.plan, self.prepared.dataset.mask_ids)
+        if made is not None:
+            header = dataclasses.replace(header, temperature=made.temperature, far=made.far)
+        return SavedModel(header, models)
 
     def _recall(self) -> Memory | None:
         tree, problems = self.directory.load_checkpoint()

@@ -21,19 +21,26 @@ from fedshift.errors import InputError
 from fedshift.files import write_atomically
 from fedshift.methods.base import SHARED
 from fedshift.runs.api import Run, Select
-from fedshift.runs.files.model import ModelHeader, SavedModel
+from fedshift.runs.files.model import ModelHeader, SavedModel, with_far
 
 _BATCH = 64
+UNLIKE = "unlike the sources' data"
+"""The note of an input that is farther from what was seen than 99 of 100 of the sources' own."""
+_UNSURE = 5
 
 
 @dataclass(frozen=True)
 class PredictionCounts:
-    """`model` says in words whose model predicted, `note` what else is to be known of it."""
+    """`model` says in words whose model predicted, `note` what else is to be known of it. `unlike`: how many inputs are
+    unlike what the sources have. `unsure`: those with the lowest confidence, which is `calibrated` or not."""
 
     predicted: int
     skipped: int
     model: str
     note: str = ""
+    unlike: int = 0
+    unsure: tuple[tuple[str, float], ...] = ()
+    calibrated: bool = False
 
 
 def predict_files(
@@ -70,7 +77,13 @@ def predict_files(
     note = "" if saved.is_checked else "this model has no checksum, so damage to its file would not be noticed"
     note = "; ".join(filter(None, (finished.so_far, note)))
     whose = whose_model(finished, saved, site, chosen)
-    return PredictionCounts(len(rows) - 1 - len(unreadable), len(unreadable), whose, note)
+    unlike = sum(row[-1] == UNLIKE for row in rows[1:])
+    unsure: list[tuple[str, float]] = []
+    if saved.header.task == "classification":
+        unsure = sorted(((str(row[0]), float(str(row[2]))) for row in rows[1:] if row[1] != ""), key=lambda one: one[1])
+    read = len(rows) - 1 - len(unreadable)
+    is_calibrated = saved.header.temperature != 1.0
+    return PredictionCounts(read, len(unreadable), whose, note, unlike, tuple(unsure[:_UNSURE]), is_calibrated)
 
 
 def whose_model(run: Run, saved: SavedModel, site: str | None, chosen: str) -> str:
@@ -90,7 +103,7 @@ def _predict_images(saved: SavedModel, net: nn.Module, folder: Path) -> list[Seq
     for batch in _batches(folder, saved.header):
         rows += [[name, "", "", *("" for _ in classes), f"unreadable: {why}"] for name, why in batch.problems]
         if batch.names:
-            rows += _class_rows(batch.names, _probabilities(net, batch.images), classes)
+            rows += _class_rows(batch.names, *with_far(net, saved.header, batch.images), classes)
     return rows
 
 
@@ -103,13 +116,18 @@ def _predict_table(saved: SavedModel, net: nn.Module, path: Path) -> list[Sequen
     features = read_features(path, saved.header.columns)
     header = ["row", "prediction", "confidence", *(f"p_{name}" for name in classes), "note"]
     names = [str(number) for number in range(1, len(features) + 1)]
-    return [header, *_class_rows(names, _probabilities(net, torch.from_numpy(features)), classes)]
+    return [header, *_class_rows(names, *with_far(net, saved.header, torch.from_numpy(features)), classes)]
 
 
-def _class_rows(names: Sequence[str], probabilities: Tensor, classes: Sequence[str]) -> list[Sequence[object]]:
+def _class_rows(
+    names: Sequence[str], probabilities: Tensor, is_far: Tensor, classes: Sequence[str]
+) -> list[Sequence[object]]:
     best = probabilities.argmax(1).tolist()
     shares = [[f"{share:.4f}" for share in row] for row in probabilities.tolist()]
-    return [[name, classes[k], row[k], *row, ""] for name, k, row in zip(names, best, shares, strict=True)]
+    notes = [UNLIKE if far else "" for far in is_far.tolist()]
+    return [
+        [name, classes[k], row[k], *row, note] for name, k, row, note in zip(names, best, shares, notes, strict=True)
+    ]
 
 
 def _predict_masks(saved: SavedModel, net: nn.Module, folder: Path, masks: Path) -> list[Sequence[object]]:

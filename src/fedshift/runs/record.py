@@ -1,7 +1,6 @@
 """The one reader of a run directory: what the run was, how far it is, every number it wrote.
 
-It reads finished, unfinished and failed runs. Lines that were cut off are left out and counted; a damaged configuration
-or result is an error that names the file.
+It reads finished, unfinished and failed runs. Lines that were cut off are counted; a damaged file is a named error.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from fedshift.errors import CATALOGUE, InputError
 from fedshift.files import read_bounded
 from fedshift.methods import find_about
 from fedshift.methods.base import About
+from fedshift.runs.calibrated import Calibrated
 from fedshift.runs.directory import RunDirectory, parse_metrics
 from fedshift.yamlfiles import LARGEST, YamlError, load_yaml
 
@@ -98,6 +98,7 @@ class Results(BaseModel):
     seconds: dict[str, float | None] = Field(default_factory=dict)
     counters: dict[str, Count] = Field(default_factory=dict)
     privacy: dict[str, Promised] = Field(default_factory=dict)
+    calibration: Calibrated = Field(default_factory=Calibrated)
     model_sha256: str = ""
 
 

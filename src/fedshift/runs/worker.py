@@ -21,6 +21,7 @@ from fedshift.federation.step import Outcome, Request, answer, pack_answer
 from fedshift.federation.survey import answer_survey
 from fedshift.machine import keep_freed_memory
 from fedshift.methods import find_method
+from fedshift.methods.calibration import sureness
 from fedshift.methods.evaluation import score
 from fedshift.methods.statistics import measure
 from fedshift.nn.archs import find_arch
@@ -75,7 +76,7 @@ def _hosts(setup: Mapping[str, Any]) -> dict[str, Callable[[Request], bytes]]:
         method = find_method(plan.method)  # Its steps are known from here on.
         find_arch(plan.model.arch)
         if "imports" not in setup:
-            steps = frozenset(step.name for step in (*method.steps, introduce, score, measure, offer, reveal))
+            steps = frozenset(step.name for step in (*method.steps, introduce, score, sureness, measure, offer, reveal))
     except Exception as error:
         return {spec.name: partial(_refuse, spec, error) for spec in specs}
     # Sites of one data set, as on the user's own machine, share it: it is opened once in this process.
