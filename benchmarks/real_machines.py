@@ -1,14 +1,21 @@
 """Overhead of real machines: the same requests over mutual TLS and in worker processes of one machine.
 
 A server and four sites on 127.0.0.1. Printed: seconds for an empty request and for one that carries a 45 MB model there
-and back (ResNet-18, one batch of eight 32-pixel images of training in between), over both engines; bytes through the
+and back (ResNet-18, one batch of sixteen 32-pixel images of training in between), over both engines; bytes through the
 server's port against payload; memory of every kind of process; how long a killed worker and a killed site stay away.
+
+With `--slow [COMPRESS]`: two sites behind lines of 10 Mbit/s and 100 ms each way, and seconds for the model there and
+back, twice: the second time it is sent as a change.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
+import math
 import os
+import queue
 import socket
 import statistics
 import subprocess
@@ -16,9 +23,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -38,10 +46,12 @@ REPEATS = 5
 
 
 class Proxy:
-    """A proxy between sites and server that counts bytes and forwards TLS unchanged."""
+    """A proxy between sites and server that counts bytes and forwards TLS unchanged: at once, or as a line of `rate`
+    bytes per second on which each byte is under way for `delay` seconds."""
 
-    def __init__(self, server: int) -> None:
+    def __init__(self, server: int, rate: float = math.inf, delay: float = 0.0) -> None:
         self.server, self.bytes = server, 0
+        self.rate, self.delay = rate, delay
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.port = int(self.listening.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
@@ -58,33 +68,48 @@ class Proxy:
                 threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        under_way: queue.Queue[tuple[float, bytes]] = queue.Queue()
+        if self.delay:
+            threading.Thread(target=self._arrive, args=(under_way, sink), daemon=True).start()
         with suppress(OSError):
-            while data := source.recv(1 << 20):
+            while data := source.recv(1 << (20 if math.isinf(self.rate) else 14)):
                 self.bytes += len(data)
-                sink.sendall(data)
+                time.sleep(len(data) / self.rate)
+                if self.delay:
+                    under_way.put((time.monotonic() + self.delay, data))
+                else:
+                    sink.sendall(data)
+        time.sleep(self.delay)
         for end in (source, sink):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+    def _arrive(self, under_way: queue.Queue[tuple[float, bytes]], sink: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                due, data = under_way.get()
+                time.sleep(max(0.0, due - time.monotonic()))
+                sink.sendall(data)
 
 
 class Machines:
     """The processes, started with the same commands as a user's."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, sites: Sequence[str] = SITES, rate: float = math.inf, delay: float = 0.0) -> None:
         self.root, self.running = root, {}
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        project = {"name": "bench", "address": f"localhost:{port}", "sites": list(SITES), "lost_after": 15}
+        project = {"name": "bench", "address": f"localhost:{port}", "sites": list(sites), "lost_after": 15}
         (root / "project.yaml").write_text(yaml.safe_dump(project))
         self._fedshift("deploy", "init", root / "project.yaml", "--out", root / "fed").wait()
         self.coordinator = root / "fed" / "coordinator"
-        self.proxy = Proxy(port)
-        for site in SITES:
+        self.proxy = Proxy(port, rate, delay)
+        for site in sites:
             config = root / "fed" / "sites" / site / "startup" / "fed_client.json"
             config.write_text(config.read_text().replace(f"localhost:{port}", f"localhost:{self.proxy.port}"))
         self.running["server"] = self._fedshift("coordinator", "start", self.coordinator)
-        for site in SITES:
+        for site in sites:
             self.start(site)
 
     def start(self, site: str) -> None:
@@ -124,12 +149,21 @@ def median_seconds(work: Callable[[], object]) -> float:
 
 
 def questions(fed: Federation, model: object, wire: Callable[[], int]) -> dict[str, float]:
-    fed.begin(1)
-    fed.ask(SITES, introduce, rewind_to=0)  # Workers are up and have read their data.
-    fed.ask(SITES, train, model=model)
-    empty = median_seconds(lambda: fed.ask(SITES, introduce, rewind_to=0))
+    rounds = itertools.count(1)
+
+    def ask_nothing() -> None:
+        fed.begin(next(rounds))
+        fed.ask(SITES, introduce, rewind_to=fed.round - 1)
+
+    def ask_for_training() -> None:
+        fed.begin(next(rounds))
+        fed.ask(SITES, train, model=model)
+
+    ask_nothing()  # Workers are up and have read their data.
+    ask_for_training()
+    empty = median_seconds(ask_nothing)
     before, payload = wire(), fed.learning.up + fed.learning.down
-    full = median_seconds(lambda: fed.ask(SITES, train, model=model))
+    full = median_seconds(ask_for_training)
     carried = fed.learning.up + fed.learning.down - payload
     return {"empty": empty, "full": full, "wire": (wire() - before) / carried, "payload": carried / REPEATS / 1e6}
 
@@ -141,16 +175,23 @@ def main() -> None:
         for site in (*SITES, "all"):
             (root / "data" / site).mkdir(parents=True)
         for site in SITES:
-            images = generator.integers(0, 256, (16, 32, 32, 3), dtype=np.uint8)
-            parts = {"train_images": images, "train_labels": np.arange(16) % 2}
+            images = generator.integers(0, 256, (32, 32, 32, 3), dtype=np.uint8)
+            parts = {"train_images": images, "train_labels": np.arange(32) % 2}
             parts |= {"test_images": images[:4], "test_labels": np.arange(4) % 2}
             for place in (site, "all"):
                 np.savez(root / "data" / place / f"{site}.npz", **parts)
-        keys = {"method": "fedavg", "arch": "resnet18", "batch_size": 8, "rounds": 1, "sources": list(SITES)}
+        keys = {"method": "fedavg", "arch": "resnet18", "batch_size": 16, "rounds": 100, "sources": list(SITES)}
         keys |= {"local_epochs": 0.5, "lr": 1e-6}
 
         prepared = prepare(make_config(keys | {"data_dir": root / "data" / "all", "workers": 2}))
         model = weights_of(base_network(prepared)[0])
+        if sys.argv[1:2] == ["--slow"]:
+            machines = Machines(root, SITES[:2], rate=10e6 / 8, delay=0.1)
+            try:
+                slow_run(machines, keys | {"sources": list(SITES[:2])}, model, sys.argv[2])
+            finally:
+                machines.close()
+            return
         fed = open_federation(prepared, root / "here")
         here = questions(fed, model, lambda: 0)
         fed.engine.close()
@@ -160,6 +201,32 @@ def main() -> None:
             remote_run(machines, keys, model, here)
         finally:
             machines.close()
+
+
+def slow_run(machines: Machines, keys: dict[str, object], model: Any, compress: str) -> None:
+    sites = SITES[:2]
+    config = make_config(keys | {"engine": "nvflare", "federation": machines.coordinator, "compress": compress})
+    while not _answers(Coordinator.read(machines.coordinator).port):
+        time.sleep(0.2)
+    with connect_nvflare(config, "0" * 16, print) as connection:
+        fed = open_federation(prepare(config, connection.dataset), Path(), sites=connection)
+        fed.begin(1)
+        fed.ask(sites, introduce, rewind_to=0)
+        rows = []
+        for number in (1, 2):
+            fed.begin(number)
+            started, before = time.perf_counter(), dataclasses.replace(fed.learning)
+            replies = fed.ask(sites, train, everyone=True, model=model)
+            sent, seconds = fed.learning, time.perf_counter() - started
+            rows.append(
+                {
+                    "seconds": round(seconds, 1),
+                    "down": round((sent.down - before.down) / 2e6, 2),
+                    "up": round((sent.up - before.up) / 2e6, 2),
+                }
+            )
+            model = fed.average([(trained.model, 1.0) for _, trained in replies], since=model)
+        print(json.dumps({"benchmark": "slow line", "compress": compress, "rounds, MB per site": rows}))
 
 
 def remote_run(machines: Machines, keys: dict[str, object], model: object, here: dict[str, float]) -> None:
