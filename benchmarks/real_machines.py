@@ -69,12 +69,15 @@ class Proxy:
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         under_way: queue.Queue[tuple[float, bytes]] = queue.Queue()
+        free = time.monotonic()  # When all that was sent so far has gone out.
         if self.delay:
             threading.Thread(target=self._arrive, args=(under_way, sink), daemon=True).start()
         with suppress(OSError):
             while data := source.recv(1 << (20 if math.isinf(self.rate) else 14)):
                 self.bytes += len(data)
-                time.sleep(len(data) / self.rate)
+                # Who wakes up late may catch up a quarter of a second.
+                free = max(free, time.monotonic() - 0.25) + len(data) / self.rate
+                time.sleep(max(0.0, free - time.monotonic()))
                 if self.delay:
                     under_way.put((time.monotonic() + self.delay, data))
                 else:

@@ -77,6 +77,9 @@ def test_kits_are_private_hardened_and_hold_nothing_to_run(federation: Path) -> 
         assert all(name.startswith("fedshift.") for name in resources["class_allow_list"])
         assert not list(kit.rglob("*.default.json")) and not list(kit.rglob("*.sh"))
         assert "/tmp/nvflare" not in json.dumps(resources)
+        transfers = json.loads((kit / "local" / "comm_config.json").read_text())
+        # At 1 MB/s, a sign of life that waits behind this much is in time, and no site is taken for lost.
+        assert transfers["streaming_chunk_size"] < transfers["streaming_window_size"] <= 4 * 2**20
     site = json.loads((federation / "sites" / "north" / "local" / "resources.json").read_text())
     assert site["allow_log_streaming"] is False
     for secret in federation.rglob("*.key"):
