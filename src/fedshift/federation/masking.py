@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -191,14 +192,21 @@ def stream(key: bytes, size: int) -> bytes:
     return Cipher(ChaCha20(key, bytes(16)), None).encryptor().update(bytes(size))
 
 
-def _signed(kit: Path, message: bytes) -> dict[str, str]:
+def _signed(kit: Path, message: bytes) -> dict[str, list[str]]:
+    from cryptography import x509
     from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
     own = SiteKit.read(kit)
     key: Any = load_pem_private_key(own.key.read_bytes(), None)
     signature = key.sign(message, _padding(), SHA256())
-    return {"certificate": own.certificate.read_text(), "signature": signature.hex()}
+    certificate = x509.load_pem_x509_certificate(own.certificate.read_bytes()).public_bytes(Encoding.DER)
+    return {"certificate": _as_names(certificate), "signature": _as_names(signature)}
+
+
+def _as_names(data: bytes) -> list[str]:
+    """Bytes as texts of the length that facts may have."""
+    return textwrap.wrap(data.hex(), 128)
 
 
 def _require_signed(kit: Path, site: str, message: bytes, public: Mapping[str, Any]) -> None:
@@ -211,7 +219,7 @@ def _require_signed(kit: Path, site: str, message: bytes, public: Mapping[str, A
     own = SiteKit.read(kit)
     try:
         authority = x509.load_pem_x509_certificate(own.authority.read_bytes())
-        certificate = x509.load_pem_x509_certificate(public["certificate"].encode())
+        certificate = x509.load_der_x509_certificate(bytes.fromhex("".join(public["certificate"])))
         certificate.verify_directly_issued_by(authority)
         names = [part.value for part in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         roles = certificate.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)
@@ -220,7 +228,7 @@ def _require_signed(kit: Path, site: str, message: bytes, public: Mapping[str, A
         if names != [site] or roles or site == own.host or not is_valid:
             raise ValueError("a certificate of somebody else")
         key: Any = certificate.public_key()
-        key.verify(bytes.fromhex(public["signature"]), message, _padding(), SHA256())
+        key.verify(bytes.fromhex("".join(public["signature"])), message, _padding(), SHA256())
     except (ValueError, TypeError, KeyError, AttributeError, InvalidSignature) as error:
         raise SiteError(
             "site-policy", f"the public key of {site!r} is not signed by a site of this federation: nothing leaves"
