@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadgroup
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint format bench docs clean
+.PHONY: help setup demo test test-all lint format bench docs wheel clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort
@@ -52,6 +52,13 @@ bench: $(FULL) ## benchmarks, as ratios within one run, into benchmarks/RESULTS.
 
 docs: $(FULL) ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
+
+wheel: $(BASE) ## build the wheel, install it into a new environment, run the demo there
+	rm -rf dist build/wheel-env
+	$(BIN)/python -m pip wheel --quiet --no-deps -w dist .
+	$(PYTHON) -m venv build/wheel-env
+	build/wheel-env/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	cd build && wheel-env/bin/fedshift doctor && wheel-env/bin/fedshift demo --out wheel-demo
 
 clean: ## remove everything that was generated
 	rm -rf $(VENV) site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -44,7 +44,7 @@ app = typer.Typer(
     cls=PanelGroup,
     help="Train models across sites that may not share data and whose data look different.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

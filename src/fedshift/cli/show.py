@@ -160,7 +160,7 @@ def _show_shift(console: Console, shift: Shift) -> None:
     for site in shift.sites:
         shares = sorted((site.classes or {}).items(), key=lambda item: -item[1])
         told = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares[:3]) + (", ..." if shares[3:] else "")
-        means = [f"{site.means[name]:.3g}" if name in site.means else "-" for name in names]
+        means = [_short(site.means[name]) if name in site.means else "-" for name in names]
         table.add_row(escape(site.name), f"{site.samples:,}", *means, escape(told) or "no labels")
     console.print(table)
     pairs = Table(title="how far sites are apart (0: alike, 0.5: visible, 1: strong)", title_justify="left")
@@ -180,6 +180,10 @@ def _show_shift(console: Console, shift: Shift) -> None:
             _line(console, "yellow", "missing", f"{site.name}: {told} of the rows{' and more' if gaps[6:] else ''}")
     for name in shift.too_small:
         _line(console, "yellow", "small", f"{name} has too few samples for statistics")
+
+
+def _short(value: float) -> str:
+    return "0" if abs(value) < 5e-4 else f"{value:.3g}"
 
 
 def _line(console: Console, colour: str, what: str, text: str) -> None:
