@@ -106,3 +106,19 @@ def test_table_rows_come_as_they_are_with_missing_values() -> None:
     rows = np.array([[1.0, np.nan], [2.0, 3.0]], dtype=np.float32)
     (batch,) = LabelledData(Split(rows, np.array([0, 1])), CPU).in_order(2)
     assert torch.equal(torch.isnan(batch.x), torch.tensor([[False, True], [False, False]]))
+
+
+def test_batches_are_made_where_they_are_trained_on() -> None:
+    """`meta` stands for an accelerator: what forgets to move something fails there, or gives the wrong device."""
+    device = torch.device("meta")
+    labelled, unlabelled = LabelledData(split(6), device), UnlabelledData(split(6), device)
+    flip = build_pair_augment(["flip"])
+    made = [
+        *labelled.batches(3, Rng.of(0)),
+        *labelled.batches(3, Rng.of(0), augment=lambda x, y, generator: (flip(x, x[:, 0], generator)[0], y)),
+        *labelled.in_order(4),
+        *unlabelled.batches(3, Rng.of(0)),
+        *unlabelled.evenly(3),
+    ]
+    assert all(batch.x.device == device and batch.x.shape[1:] == (3, 4, 5) for batch in made)
+    assert all(batch.y.device == device for batch in made[:6])

@@ -34,6 +34,16 @@ class LabelledBatch:
     index: Tensor
 
 
+CPU = torch.device("cpu")
+
+
+def moved(values: Tensor, device: torch.device) -> Tensor:
+    """`values` on `device`. A copy to a CUDA device comes from pinned memory and is not waited for."""
+    if device.type == "cuda" and values.device.type == "cpu":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
+
+
 class _Inputs:
     """Gathers batches from images `(n, h, w, 3)` uint8, as float `(b, 3, h, w)` in [0, 1], or from table rows."""
 
@@ -68,12 +78,14 @@ class _Inputs:
         known = self._gathered | self._left_over
         return int((known | self._earlier[1] if self._earlier else known).sum())
 
-    def gather(self, index: Tensor) -> Tensor:
+    def gather(self, index: Tensor, device: torch.device) -> Tensor:
         beat()
         self._gathered[index] = True
         kept = self._memory
         rows = torch.from_numpy(self._split.inputs[index.numpy()]) if kept is None else kept[index]
         # The bytes stay in the order (h, w, 3): torch's channels_last, in which convolutions are fastest.
+        # Moved as bytes, a quarter of the floats.
+        rows = moved(rows, device)
         return rows.permute(0, 3, 1, 2).float().div_(255.0) if self.is_image else rows
 
     def shuffled(self, size: int, epochs: float, rng: Rng) -> Iterator[Tensor]:
@@ -149,8 +161,8 @@ class UnlabelledData(_Data):
         """Shuffled batches for training."""
         generator = rng.child("augment").torch()
         for index in self._inputs.shuffled(size, epochs, rng):
-            x = self._inputs.gather(index)
-            yield UnlabelledBatch((augment(x, generator) if augment else x).to(self._device), index)
+            x = self._inputs.gather(index, CPU if augment else self._device)
+            yield UnlabelledBatch(moved(augment(x, generator) if augment else x, self._device), index)
 
     def stretch(self, begin: float, end: float, rng: Rng) -> Tensor:
         """Which samples a round takes: see `_Inputs.stretch`."""
@@ -159,19 +171,19 @@ class UnlabelledData(_Data):
     def along(self, order: Tensor, size: int) -> Iterator[UnlabelledBatch]:
         """Batches of the samples `order`, one after the other."""
         for index in self._inputs.cut(order, size):
-            yield UnlabelledBatch(self._inputs.gather(index).to(self._device), index)
+            yield UnlabelledBatch(self._inputs.gather(index, self._device), index)
 
     def evenly(self, size: int, samples: Tensor | None = None) -> Iterator[UnlabelledBatch]:
         """Each of `samples` (None: all) once, in batches whose sizes differ by one at most: no sample is left over
         alone."""
         order = torch.arange(len(self)) if samples is None else samples
         for index in torch.tensor_split(order, math.ceil(len(order) / size)):
-            yield UnlabelledBatch(self._inputs.gather(index).to(self._device), index)
+            yield UnlabelledBatch(self._inputs.gather(index, self._device), index)
 
     def in_order(self, size: int) -> Iterator[UnlabelledBatch]:
         """Every sample once, in the split's order."""
         for index in self._inputs.in_order(size):
-            yield UnlabelledBatch(self._inputs.gather(index).to(self._device), index)
+            yield UnlabelledBatch(self._inputs.gather(index, self._device), index)
 
 
 class LabelledData(_Data):
@@ -208,15 +220,16 @@ class LabelledData(_Data):
     def _batches(self, indices: Iterable[Tensor], rng: Rng, augment: PairAugment | None) -> Iterator[LabelledBatch]:
         generator = rng.child("augment").torch()
         for index in indices:
-            x, y = self._inputs.gather(index), self._labels[index]
+            # Augmentations draw from generators of the CPU, and work there.
+            x, y = self._inputs.gather(index, CPU if augment else self._device), self._labels[index]
             if self._poison:
                 y = with_wrong_labels(y, self._poison, self._classes)
             if augment is not None and len(index):
                 x, y = augment(x, y, generator)
-            yield LabelledBatch(x.to(self._device), y.to(self._device), index)
+            yield LabelledBatch(moved(x, self._device), moved(y, self._device), index)
 
     def in_order(self, size: int) -> Iterator[LabelledBatch]:
         """Every sample once, in the split's order."""
         for index in self._inputs.in_order(size):
-            x, y = self._inputs.gather(index), self._labels[index]
-            yield LabelledBatch(x.to(self._device), y.to(self._device), index)
+            x, y = self._inputs.gather(index, self._device), self._labels[index]
+            yield LabelledBatch(moved(x, self._device), moved(y, self._device), index)
