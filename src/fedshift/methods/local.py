@@ -33,11 +33,19 @@ _BATCH = 256
 
 def plain_network(plan: Plan) -> Network:
     """The plan's architecture, unchanged. Its initial weights do not matter: sites load the weights they are sent."""
+    net = _blank(plan) if _weights_follow else None
     spec = plan.model
-    key = find_arch(spec.arch), spec.input_shape, len(spec.classes), spec.freeze_norm
-    template = _template(*key) if _weights_follow and key[0].whole is None else None
-    net = None if template is None else blank_copy(template)
-    return _built(*key) if net is None else cast(Network, net)
+    return net or _built(find_arch(spec.arch), spec.input_shape, len(spec.classes), spec.freeze_norm)
+
+
+def _blank(plan: Plan) -> Network | None:
+    """The architecture with zeros as weights, in the layout of `with_weights`; None if only its code can make it."""
+    spec = plan.model
+    arch = find_arch(spec.arch)
+    if arch.whole is not None:
+        return None
+    template = _template(arch, spec.input_shape, len(spec.classes), spec.freeze_norm)
+    return None if template is None else cast(Network, blank_copy(template))
 
 
 _weights_follow = False
@@ -57,9 +65,21 @@ def weights_follow() -> Iterator[None]:
 
 def network_with(plan: Plan, weights: Weights, device: torch.device) -> Network:
     """The plan's architecture on `device`, holding `weights`."""
-    with weights_follow():
-        net = plain_network(plan)
-    return cast(Network, with_weights(net, weights, device))
+    net = _blank(plan)
+    if net is not None and device.type == "cpu" and _fill(net, weights):
+        return net
+    return cast(Network, with_weights(net or plain_network(plan), weights, device))
+
+
+@torch.no_grad()
+def _fill(net: Network, weights: Weights) -> bool:
+    """Copies weights into a blank network; False where `with_weights` is to say what does not fit."""
+    own = net.state_dict()
+    if own.keys() != weights.keys() or any(own[key].shape != value.shape for key, value in weights.items()):
+        return False
+    for key, value in weights.items():
+        own[key].copy_(value)
+    return True
 
 
 def _built(arch: Arch, input_shape: tuple[int, ...], classes: int, freeze_norm: bool) -> Network:
