@@ -262,6 +262,7 @@ def test_a_sum_that_a_site_does_not_answer_for_is_lost_and_the_run_goes_on(
         ({"method": "feddg-ga"}, "model of each site by itself"),
         ({"method": "single-site"}, "does not average"),
         ({"aggregation": "median"}, "use mean"),
+        ({"method": "fed-dan", "setting": "multi-adapt", "home": "dim", "target": None}, "set norm=average"),
         ({"compress": "int8"}, "leave out"),
         ({"sources": ["amber", "blue"]}, "fewer than policy.min_sites"),
     ],
@@ -273,6 +274,25 @@ def test_what_needs_single_values_does_not_begin(
         keys = {**keys, "setting": "adapt"}
     with pytest.raises(FedshiftError, match=words):
         fit(tiny_data, tmp_path / "run", secure_aggregation=True, **keys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "keys"),
+    [
+        *((method, {}) for method in ("fedsr", "fedadg", "fedl2r", "fedcmi", "guided-head", "fedlooks")),
+        ("fed-dan", {"setting": "multi-adapt", "home": "dim", "target": None, "norm": "average"}),
+    ],
+)
+def test_every_method_that_only_averages_ends_in_the_same_model(
+    method: str, keys: dict[str, Any], tiny_data: Path, tmp_path: Path
+) -> None:
+    plain, secure = (
+        fit(tiny_data, tmp_path / name, method=method, rounds=1, aggregation="mean", secure_aggregation=on, **keys)[0]
+        for name, on in (("plain", False), ("secure", True))
+    )
+    floating = [name for name, value in plain.items() if value.is_floating_point()]
+    assert max(float((plain[name] - secure[name]).abs().max()) for name in floating) < 1e-6
 
 
 def test_a_site_may_take_part_in_no_other_run(tiny_data: Path, tmp_path: Path) -> None:

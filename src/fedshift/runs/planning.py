@@ -109,6 +109,10 @@ def _check_sites(config: RunConfig, roles: Roles, plan: Plan) -> None:
     training = roles.targets if is_by_clients else plan.sources
     least = least_sites(config.aggregation, config.bad_sites)
     if config.secure_aggregation:
+        if config.norm == "own" and roles.setting == "multi-adapt":
+            raise InputError(
+                "method-needs", "secure_aggregation: with norm=own each client sends statistics: set norm=average"
+            )
         least = max(least, simulated_policy(config).min_sites)
         if len(training) < least:
             raise InputError(
