@@ -121,16 +121,12 @@ def test_the_estimate_chooses() -> None:
         return State(name, torch.nn.Identity(), confidence, 0.0, agreement)
 
     before, measured = state(AS_IT_WAS, 0.6), state(STATISTICS, 0.7, 0.9)
-    assert _kept([before, measured, state(ADAPTED, 0.99, 0.65)], "auto", is_calibrated=True).name == STATISTICS
-    assert _kept([before, measured, state(ADAPTED, 0.8, 0.82)], "auto", is_calibrated=True).name == ADAPTED
-    assert (
-        _kept([before, state(STATISTICS, 0.605)], "auto", is_calibrated=True).name == AS_IT_WAS
-    )  # nearly equal: the simpler one
-    found = [before, measured, state(ADAPTED, 0.8, 0.98)]
-    assert _kept(found, "auto", is_calibrated=True).name == ADAPTED
-    assert _kept(found, "auto", is_calibrated=False).name == STATISTICS
+    assert _kept([before, measured], "auto").name == STATISTICS
+    assert _kept([before, measured, state(ADAPTED, 0.99, 0.99)], "auto").name == STATISTICS
+    assert _kept([before, measured, state(ADAPTED, 0.99, 0.1)], "adapted").name == ADAPTED
+    assert _kept([before, state(STATISTICS, 0.605)], "auto").name == AS_IT_WAS  # nearly equal: the simpler one
     with pytest.raises(InputError, match="not possible"):
-        _kept([before], "statistics", is_calibrated=True)
+        _kept([before], "statistics")
 
 
 def test_what_cannot_be_is_refused(run: fedshift.Run, site: Path, tmp_path: Path, tiny_data: Path) -> None:
@@ -165,5 +161,5 @@ def test_rows_of_a_table(tmp_path: Path) -> None:
     rows = [",".join(names), *(",".join(map(str, row)) for row in rng.normal(5, 1, (40, 3)).round(3))]
     table.write_text("\n".join(rows) + "\n")
     found = adapt_run(run.path, table, tmp_path / "new", epochs=1)
-    assert found.site == "east" and found.inputs == 40 and len(found.states) == 3
+    assert found.site == "east" and found.inputs == 40 and len(found.states) == 2
     assert json.loads((tmp_path / "new" / "results.json").read_text())["adapted"]["kept"] == found.kept.name

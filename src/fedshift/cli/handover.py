@@ -84,10 +84,10 @@ def adapt(
         str | None, typer.Option(help="Begin with the model of this site, if the run has one per site.")
     ] = None,
     select: Selected = "last",
-    epochs: Annotated[int, typer.Option(help="Passes over the new site's data.", min=1)] = 8,
+    epochs: Annotated[int, typer.Option(help="With --keep adapted: passes over the new site's data.", min=1)] = 8,
     keep: Annotated[
         Literal["auto", "statistics", "adapted"],
-        typer.Option(help="auto: what the estimate says is best, perhaps the model as it was."),
+        typer.Option(help="auto: as it was or with own statistics, by the estimate. adapted: check it with labels."),
     ] = "auto",
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
 ) -> None:

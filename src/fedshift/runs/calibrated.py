@@ -68,11 +68,12 @@ def told(found: Calibrated) -> list[str]:
     elif found.validation:
         lines.append(f"Probabilities are as they were trained: calibration error {_points(found.validation.after)}.")
     for site, one in found.targets.items():
-        text = f"At {site} the calibration error is {_points(one.after)} ({_points(one.before)} uncalibrated)"
+        text = f"At {site} the calibration error is {_points(one.after)}"
+        text += f" ({_points(one.before)} uncalibrated)" if found.temperature != 1.0 else ""
         if one.far is not None:
             text += f", and {100 * one.far:.0f} % of its samples are unlike the sources' data (1 % at the sources)"
         lines.append(f"{text}.")
-    if lines and found.targets:
+    if found.targets and found.temperature != 1.0:
         lines.append(
             "A temperature from the sources knows no other site: where data look different, models are too sure."
         )

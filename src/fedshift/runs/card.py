@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from fedshift.data.formats.public import PUBLIC
 from fedshift.federation.plan import Plan
 from fedshift.methods import find_about
+from fedshift.runs.calibrated import calibration_of, told, two_class_rows
 from fedshift.runs.config import RunConfig
 from fedshift.runs.health import PREDICT_RULE, class_overlaps, in_percent
 from fedshift.runs.privacy import OUTSIDE, privacy_lines, read_promised
+from fedshift.runs.record import LedgerLine
 
 
 def skipped_throughout(results: Mapping[str, Any]) -> list[str]:
@@ -23,8 +27,10 @@ def skipped_throughout(results: Mapping[str, Any]) -> list[str]:
     return [target for target in results["per_target"] if skipped[target] >= results["rounds"]]
 
 
-def model_card(config: RunConfig, plan: Plan, results: Mapping[str, Any]) -> str:
-    """The text of MODEL_CARD.md."""
+def model_card(
+    config: RunConfig, plan: Plan, results: Mapping[str, Any], ledgers: Mapping[str, Sequence[LedgerLine]] | None = None
+) -> str:
+    """The text of MODEL_CARD.md. `ledgers`: those of the sites that were on this machine."""
     about = find_about(config.method)
     task = plan.model.task
     unit = "accuracy" if task == "classification" else "mIoU"
@@ -52,6 +58,7 @@ def model_card(config: RunConfig, plan: Plan, results: Mapping[str, Any]) -> str
             f"- Classes: {', '.join(plan.model.classes)}",
             f"- SHA-256 of model.safetensors: `{results['model_sha256']}`",
             "",
+            *_data(plan, results),
             f"## Measured {unit}",
             "",
             *(_HEAD + rows if rows else ["No score: no target has labels to test on."]),
@@ -65,17 +72,32 @@ def model_card(config: RunConfig, plan: Plan, results: Mapping[str, Any]) -> str
             *(["In brackets: the 95 % interval (Wilson).", ""] if task == "classification" and rows else []),
             PREDICT_RULE,
             "",
+            *_sureness(results),
             *_warned(results),
+            *_what_left(results, ledgers or {}),
             *_privacy(results),
+            "## Licences",
+            "",
+            _licences(config),
+            "",
             "## Limits",
             "",
-            "The scores hold for data like the test splits they come from. A site that looks different from all",
-            "sources may do worse: check with labelled samples of that site before relying on the model. Model weights",
-            "can reveal something about the data they were trained on: treat the file as a summary of that data.",
+            *_LIMITS,
             "",
         ]
     )
 
+
+_LIMITS = (
+    "- The scores hold for data like the test splits they come from. A site that looks different from all sources",
+    "  may do worse: check with labelled samples of that site before relying on the model.",
+    "- It is a research model. It has passed no approval as a medical device or for any other use that needs one;",
+    "  a person who is responsible looks at what it says.",
+    "- Nothing is known of groups of people or devices that the sites did not tell apart: compare its errors",
+    "  between those that matter where it is used.",
+    "- Model weights can reveal something about the data they were trained on: treat the file as a summary of",
+    "  that data.",
+)
 
 _HEAD = [
     "| target | test samples | last round | round chosen on source validation | oracle round (with target labels) |",
@@ -98,6 +120,70 @@ def _by_class(results: Mapping[str, Any]) -> list[str]:
         *rows,
         "",
     ]
+
+
+def _data(plan: Plan, results: Mapping[str, Any]) -> list[str]:
+    """Who took part, and with how many samples."""
+    tested = set(results["per_target"])
+
+    def part(site: str) -> str:
+        roles = ["labels learned from"] * (site in results["sources"] or site == results.get("home"))
+        roles += ["scored"] * (site in tested)
+        return ", ".join(roles) or "inputs without labels"
+
+    rows = [
+        f"| {site} | {part(site)} | {sizes.get('train', 0):,} | {sizes.get('val', 0):,} | {sizes.get('test', 0):,} |"
+        for site, sizes in results["samples"].items()
+    ]
+    return ["## Data", "", "| site | part | training | validation | test |", "|---|---|---|---|---|", *rows, ""]
+
+
+def _sureness(results: Mapping[str, Any]) -> list[str]:
+    found = calibration_of(results)
+    lines = told(found)
+    if not lines:
+        return []
+    table = [f"| {' | '.join(row)} |" for row in two_class_rows(found)]
+    head = [
+        f"Two classes, {found.positive} is the positive one (in %, with 95 % intervals):",
+        "",
+        "| site | positive / negative | AUC | sensitivity | specificity |",
+        "|---|---|---|---|---|",
+    ]
+    return ["## How sure it may be", "", *(f"- {line}" for line in lines), "", *([*head, *table, ""] if table else [])]
+
+
+def _what_left(results: Mapping[str, Any], ledgers: Mapping[str, Sequence[LedgerLine]]) -> list[str]:
+    """A summary of the ledgers: kinds, not values."""
+    up = results["bytes"].get("up", 0) + results["bytes"].get("scoring_up", 0)
+    about = find_about(str(results["method"]))
+    raw = "Raw data did not." if about.data == "federated" else f"**Raw data did**: this method needs {about.needs}."
+    told_once = f"{raw} {up:,} bytes left in all; each site's own ledger lists them."
+    lines = ["## What left the sites", "", told_once, ""]
+    if ledgers:
+        lines += ["| site | kind | times | values |", "|---|---|---|---|"]
+    for site, left in ledgers.items():
+        for kind in sorted({line.kind for line in left}):
+            values = [line.values for line in left if line.kind == kind]
+            lines.append(f"| {site} | {kind} | {len(values):,} | {sum(values):,} |")
+    return [*lines, *([""] if ledgers else [])]
+
+
+def _licences(config: RunConfig) -> str:
+    begun = {
+        None: "It was trained from scratch: no one else's weights are in it.",
+        "imagenet": "It began with weights that were trained on ImageNet: those of the package that brings them"
+        " (docs/networks.md) have its licence, and ImageNet's pictures were collected for research.",
+    }.get(
+        config.weights,
+        f"It began with the weights in {Path(str(config.weights)).name}: their licence holds for it too.",
+    )
+    return f"{begun} The licence of the data is that of each site's owner{_data_licence(config)}"
+
+
+def _data_licence(config: RunConfig) -> str:
+    row = PUBLIC.get(config.dataset or "")
+    return f"; {config.dataset}: {row.licence}." if row else "."
 
 
 def _warned(results: Mapping[str, Any]) -> list[str]:

@@ -321,7 +321,7 @@ def read_record(path: Path) -> RunRecord:
     config_text = directory.read(directory.config, LARGEST).decode(errors="replace")
     lines, broken = parse_metrics(directory.read(directory.metrics)) if directory.metrics.exists() else ([], 0)
     rows = [row for line in lines if (row := _checked(MetricRow, line)) is not None]
-    ledger, cut_off = _read_ledgers(directory)
+    ledger, cut_off = read_ledgers(directory)
     newest = directory.metrics if directory.metrics.exists() else directory.config
     return RunRecord(
         path=path,
@@ -425,7 +425,7 @@ def _read_choice(path: Path) -> Choice | None:
         return None
 
 
-def _read_ledgers(directory: RunDirectory) -> tuple[dict[str, tuple[LedgerLine, ...]], int]:
+def read_ledgers(directory: RunDirectory) -> tuple[dict[str, tuple[LedgerLine, ...]], int]:
     ledgers: dict[str, tuple[LedgerLine, ...]] = {}
     broken = 0
     for path in sorted(directory.sites.glob("*/ledger.jsonl")):
