@@ -14,6 +14,7 @@ from fedshift.functional.inversion import (
     invert,
     momentum_total,
     psnr,
+    ssim,
     total_variation,
 )
 from fedshift.functional.losses import cross_entropy
@@ -92,3 +93,13 @@ def test_one_image_is_rebuilt_from_its_gradient() -> None:
     assert float(psnr(found, image)) > 25
     wrong = invert(lambda x: gradients(module, x, torch.tensor([2])), seen, (1, 3, 8, 8), search, generator)
     assert float(psnr(wrong, image)) < 15, "with the wrong label there is nothing to find"
+
+
+def test_similarity_is_1_for_equal_images_and_about_0_for_unrelated_ones() -> None:
+    generator = torch.Generator().manual_seed(0)
+    one, other = torch.rand(2, 3, 16, 16, generator=generator), torch.rand(2, 3, 16, 16, generator=generator)
+    assert torch.allclose(ssim(one, one), torch.ones(2, dtype=torch.float64))
+    assert float(ssim(one, other).abs().max()) < 0.1
+    # Constant images of 0.2 and 0.4 in one window: (2 * 0.08 + 1e-4) / (0.04 + 0.16 + 1e-4) by hand.
+    flat = ssim(torch.full((1, 1, 7, 7), 0.2), torch.full((1, 1, 7, 7), 0.4))
+    assert float(flat) == pytest.approx((0.16 + 1e-4) / (0.2 + 1e-4), abs=1e-5)

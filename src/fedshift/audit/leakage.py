@@ -35,7 +35,7 @@ from fedshift.federation.releases import Weights
 from fedshift.federation.site import Labelled, SiteSpec
 from fedshift.federation.step import fixed_threads
 from fedshift.functional.averaging import add_noise
-from fedshift.functional.inversion import Search, infer_labels, invert, momentum_total, psnr
+from fedshift.functional.inversion import Search, infer_labels, invert, momentum_total, psnr, ssim
 from fedshift.functional.losses import cross_entropy
 from fedshift.methods.kd3a import kd3a
 from fedshift.methods.local import network_with, weights_of
@@ -84,6 +84,10 @@ class Reconstruction:
     def psnr(self) -> list[float]:
         return [float(value) for value in psnr(self.rebuilt, self.originals)]
 
+    @property
+    def ssim(self) -> list[float]:
+        return [float(value) for value in ssim(self.rebuilt, self.originals)]
+
 
 @dataclass(frozen=True)
 class Leakage:
@@ -105,13 +109,17 @@ class Leakage:
         return list(dict.fromkeys(found.message for found in self.reconstructions))
 
     def summary(self) -> list[dict[str, Any]]:
-        """One row per kind of message: mean and standard deviation of the PSNR in dB over images, beside that of a
-        plain grey image, which needs no message."""
+        """One row per kind of message: mean and standard deviation of the PSNR in dB over images, and the mean of the
+        structural similarity, beside those of a plain grey image and of random ones, which need no message."""
         rows = []
         for message in self.messages:
             own = self.of(message)
             values = [value for found in own for value in found.psnr]
             grey = [float(v) for a in own for v in psnr(torch.full_like(a.originals, 0.5), a.originals)]
+            noise = torch.Generator().manual_seed(0)
+            drawn = [torch.rand(a.originals.shape, generator=noise) for a in own]
+            random = [float(v) for a, x in zip(own, drawn, strict=True) for v in psnr(x, a.originals)]
+            unrelated = [float(v) for a, x in zip(own, drawn, strict=True) for v in ssim(x, a.originals)]
             rows.append(
                 {
                     "message": message.name,
@@ -122,6 +130,9 @@ class Leakage:
                     "psnr_std": statistics.pstdev(values),
                     "psnr": values,
                     "psnr_of_plain_grey": statistics.fmean(grey),
+                    "psnr_of_random_images": statistics.fmean(random),
+                    "ssim_mean": statistics.fmean(value for found in own for value in found.ssim),
+                    "ssim_of_random_images": statistics.fmean(unrelated),
                     "labels_right": statistics.fmean(found.labels_right for found in own),
                 }
             )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool2d
 
 _TINY = 1e-12
 
@@ -107,3 +108,20 @@ def _descend(
 def psnr(found: Tensor, original: Tensor) -> Tensor:
     """Peak signal-to-noise ratio in dB, `(n,)`, of images in [0, 1]: 10 log10(1 / mean squared error)."""
     return -10 * (found - original).square().flatten(1).mean(1).log10()
+
+
+def ssim(found: Tensor, original: Tensor, window: int = 7) -> Tensor:
+    """Structural similarity `(n,)` of images `(n, channels, height, width)` in [0, 1]: 1 for equal ones, about 0 for
+    unrelated ones (Z. Wang, A. Bovik, H. Sheikh, E. Simoncelli: Image Quality Assessment. TIP 2004, Eq. 13), with
+    means, variances and covariances over square windows."""
+
+    def mean(x: Tensor) -> Tensor:
+        return avg_pool2d(x, min(window, *x.shape[2:]), 1)
+
+    a, b = found.double(), original.double()
+    mean_a, mean_b = mean(a), mean(b)
+    variances = mean(a * a) - mean_a**2 + mean(b * b) - mean_b**2
+    covariance = mean(a * b) - mean_a * mean_b
+    first, second = 0.01**2, 0.03**2
+    above = (2 * mean_a * mean_b + first) * (2 * covariance + second)
+    return (above / ((mean_a**2 + mean_b**2 + first) * (variances + second))).flatten(1).mean(1)

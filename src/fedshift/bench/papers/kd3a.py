@@ -264,13 +264,14 @@ SHOWN = 6
 SMALL_SIDE = 32
 """Side in pixels to which images of the user's folders are scaled, at scale mini."""
 
-LEAKAGE_COLUMNS = ("PSNR, mean", "PSNR, std", "plain grey", "labels found", "steps", "images")
+LEAKAGE_COLUMNS = ("PSNR, mean", "PSNR, std", "plain grey", "SSIM", "random SSIM", "labels found", "steps", "images")
 
 LEAKAGE_NOTES = (
     "The attacker knows the network, its weights before the message, the schedule, and how many images were used in"
     " what batches; not the images, their order or their labels. It treats an epoch as one large step: an attacker that"
     " replays the epoch may do better.",
     "PSNR in dB over images, beside that of a plain grey image, which needs no message.",
+    "SSIM is the structural similarity, 1 for equal images, beside that of random images.",
 )
 
 
@@ -318,6 +319,8 @@ def leakage_sheet(found: Leakage) -> Sheet:
             row["psnr_mean"],
             row["psnr_std"],
             row["psnr_of_plain_grey"],
+            row["ssim_mean"],
+            row["ssim_of_random_images"],
             row["labels_right"],
             row["steps"],
             len(row["psnr"]),
