@@ -522,7 +522,7 @@ def _lies_in_scores(ours: torch.Tensor, theirs: torch.Tensor) -> list[str]:
     cells = [int(cell) for cell in theirs.flatten()]
     # Of masks some pixels may have no label.
     total, most = sum(cells), int(ours.sum())
-    return [] if min(cells) >= 0 and (total == most if most < SIDE * SIDE else total <= most) else ["scores"]
+    return [] if min(cells, default=0) >= 0 and (total == most if most < SIDE * SIDE else total <= most) else ["scores"]
 
 
 def _lies_in_mixture(ours: Mapping[str, Any], theirs: Mapping[str, Any], samples: int) -> list[str]:
