@@ -26,6 +26,8 @@ SHORT: dict[str, tuple[int, list[str]]] = {
     "fuzz": (60, ["2000"]),
     "local_training": (120, ["--quick"]),
     "many_sites": (300, ["100", "1000", "10000"]),
+    "real_machines": (120, []),
+    "startup": (90, []),
     "privacy": (45, ["--seeds", "0", "--rounds", "2", "--rows", "fedavg/site"]),
 }
 """Script -> seconds, and arguments."""
