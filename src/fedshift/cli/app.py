@@ -17,7 +17,7 @@ from fedshift.errors import SITE_FAILED, STOPPED, InputError
 PANELS = {
     "Data": ("init", "list", "check-data"),
     "Train": ("train", "ui", "demo", "doctor"),
-    "Use": ("predict", "export", "serve", "adapt", "weights"),
+    "Use": ("predict", "export", "serve", "adapt", "estimate", "weights"),
     "Compare": ("compare", "report", "runs", "bench"),
     "Trust": ("privacy", "audit", "cost"),
     "Real machines": ("deploy", "site", "coordinator", "status", "stop"),
@@ -62,6 +62,7 @@ app.command()(deploy.stop)
 app.command()(handover.export)
 app.command()(handover.serve)
 app.command()(handover.adapt)
+app.command()(handover.estimate)
 
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")]
 

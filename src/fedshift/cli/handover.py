@@ -99,3 +99,20 @@ def adapt(
     for line in found.lines():
         typer.echo(line.removeprefix("- "))
     typer.echo(f"kept: {found.kept.name}; run in {found.path}")
+
+
+def estimate(
+    run: RunFolder,
+    out: Annotated[Path | None, typer.Option(help="The folder for its trainings. Default: beside the run.")] = None,
+) -> None:
+    """Train a run again without each site in turn: what to expect at a site that nobody has seen."""
+    from fedshift.errors import STOPPED
+    from fedshift.handover.estimate import estimate_run
+
+    try:
+        found = estimate_run(run, out, say=lambda text: typer.echo(text, err=True))
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command continues from here", err=True)
+        raise typer.Exit(STOPPED) from None
+    for line in found.lines():
+        typer.echo(line)
