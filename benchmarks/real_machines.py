@@ -261,8 +261,10 @@ def remote_run(machines: Machines, keys: dict[str, object], model: object, here:
 
         worker = next(p for p in machines.tree("north") if any("runs.worker" in part for part in p.cmdline()))
         worker.kill()
+        fed.begin(fed.round + 1)
         missing = fed.ask(SITES, introduce, rewind_to=0).missing
         started = time.perf_counter()
+        fed.begin(fed.round + 1)
         fed.ask(SITES, introduce, everyone=True, rewind_to=0)
         print(f"real_machines: killed worker: {missing}, back after {time.perf_counter() - started:.1f} s")
 
@@ -271,12 +273,11 @@ def remote_run(machines: Machines, keys: dict[str, object], model: object, here:
                 process.kill()
         machines.start("north")
         started = time.perf_counter()
-        fed.begin(2)
+        fed.begin(fed.round + 1)
         missing = fed.ask(SITES, introduce, rewind_to=0).missing
-        noticed, number = time.perf_counter() - started, 2
+        noticed = time.perf_counter() - started
         while "north" in missing:
-            number += 1
-            fed.begin(number)
+            fed.begin(fed.round + 1)
             missing = fed.ask(SITES, introduce, rewind_to=0).missing
         print(
             f"real_machines: killed site: noticed after {noticed:.1f} s (lost_after 15), back"
