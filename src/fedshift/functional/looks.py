@@ -32,8 +32,9 @@ def random_looks(x: Tensor, generator: torch.Generator, depth: int, spread: floa
     shift = spread * torch.randn(images, channels, 1, 1, generator=generator)
     filters, scale, shift = (drawn.to(x.device, x.dtype) for drawn in (filters, scale, shift))
     z = 2 * x - 1
-    for _ in range(times):
-        z = torch.tanh(scale * standardised(filtered(z, filters)) + shift)
+    with torch.autocast(x.device.type, enabled=False):  # Variances in bfloat16 would be too coarse.
+        for _ in range(times):
+            z = torch.tanh(scale * standardised(filtered(z, filters)) + shift)
     return (z + 1) / 2
 
 

@@ -84,6 +84,6 @@ FEDLOOKS = About(
     best_norm="own",
     draws_sites=True,
     counters={"fedlooks.adaptation-diverged": "Adaptation gave NaN or infinite weights and was undone."},
-    time_factor=2.0,
+    time_factor=2.2,
     cost=Formula(flops={"G": 6, "F": 6, "dG": -2}, upload=MODEL, broadcast=MODEL),
 )
