@@ -176,7 +176,7 @@ def shortened(words: list[str]) -> list[str]:
         known = [row.method for row in SUITES[words[1]].rows]
         rows = [] if "--methods" in words else ["--methods", "fedavg" if "fedavg" in known else known[0]]
         return [*words, *rows, "--seeds", "0", "--jobs", "1", "--set", "rounds=1", "--set", "train_per_site=16"]
-    if words[0] == "audit":
+    if words[:2] == ["audit", "leakage"]:
         return [*words, "--steps", "2", "--trials", "1", "--messages", "1/1"]
     return words
 
