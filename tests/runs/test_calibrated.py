@@ -97,4 +97,8 @@ def test_counts_that_cannot_be_are_refused() -> None:
     half[1] = 0
     with pytest.raises(Refused):
         expect.check(half, {"val": 7})
-    CountsOf((4,), "val", some_void=True).check(torch.tensor([1, 0, 0, 0]), {"val": 7})
+    some = CountsOf((4,), "val", or_none=True)
+    some.check(torch.zeros(4, dtype=torch.int64), {"val": 7})
+    some.check(torch.tensor([1, 0, 0, 6]), {"val": 7})
+    with pytest.raises(Refused):
+        some.check(torch.tensor([1, 0, 0, 0]), {"val": 7})

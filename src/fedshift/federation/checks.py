@@ -138,13 +138,13 @@ class Confusion:
 @dataclass(frozen=True)
 class CountsOf:
     """Counts of a `shape` in which each of the first axis' `slices` (1: all of it) counts every sample of a `split`
-    `each` times, or none where `some_void`. A shape without cells counts nothing."""
+    `each` times; with `or_none` it may count none at all. A shape without cells counts nothing."""
 
     shape: tuple[int, ...]
     split: str
     each: int = 1
     slices: int = 1
-    some_void: bool = False
+    or_none: bool = False
 
     @property
     def limits(self) -> Limits:
@@ -156,10 +156,11 @@ class CountsOf:
         low, high = extremes(value)
         total = self.each * sizes.get(self.split, MOST_SAMPLES)
         require(low >= 0 and high <= total, "count")
-        exact = self.split in sizes and not self.some_void
+        exact = self.split in sizes
         for part in value.reshape(self.slices, -1) if value.numel() else ():
             found = int(part.sum())
-            require(found == total if exact else found <= total, "count")
+            is_none = self.or_none and found == 0
+            require(is_none or (found == total if exact else found <= total), "count")
 
 
 @dataclass(frozen=True)

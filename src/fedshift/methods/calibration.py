@@ -94,7 +94,7 @@ def ask_sureness(
         expect = {
             "confidence": CountsOf((len(TEMPERATURES), BINS, 2), split, len(asked), slices=len(TEMPERATURES)),
             "shares": CountsOf((two, 2), split, len(asked)),
-            "distances": CountsOf((DISTANCE_BINS,), split, len(asked), some_void=True),
+            "distances": CountsOf((DISTANCE_BINS,), split, len(asked), or_none=True),
         }
         replies = fed.ask(testers, sureness, expect=expect, any_answer=True, models=asked, split=split)
         found |= dict(replies)
