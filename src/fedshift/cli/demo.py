@@ -41,19 +41,19 @@ _COMMON: dict[str, Any] = {
 COMPARISONS = (
     Comparison(
         "generalize: learn from four labelled sites, test on a fifth that no site has seen",
-        {**_COMMON, "setting": "generalize", "target": "street", "rounds": 12, "evaluate_every": 4},
+        {**_COMMON, "setting": "generalize", "target": "street", "rounds": 24, "evaluate_every": 8},
         {
             "fedavg": {},
             "deepall": {},
             "copa": {},
-            "csac": {"rounds": 10, "csac": {"acquisition_epochs": 2, "calibration_epochs": 1}},
+            "csac": {"rounds": 20, "csac": {"acquisition_epochs": 4, "calibration_epochs": 1}},
         },
         "deepall has all labelled pictures in one place, which sites may not do: FedAvg does without."
-        " COPA and CSAC are for such unseen places, but need more rounds than a demo has to show all they can do.",
+        " COPA gets back much of the difference; CSAC needs more steps than a demo has.",
     ),
     Comparison(
         "adapt: the same four sites, and the pictures of the fifth without labels",
-        {**_COMMON, "setting": "adapt", "target": "street", "rounds": 4, "local_epochs": 3, "evaluate_every": 2},
+        {**_COMMON, "setting": "adapt", "target": "street", "rounds": 8, "local_epochs": 3, "evaluate_every": 4},
         {"source-only": {}, "adabn": {}, "kd3a": {}},
         "source-only ignores the pictures of the fifth site, and adabn takes only means and variances from them."
         " What KD3A is above adabn it has learned from what the other sites' models agree on.",
