@@ -125,7 +125,8 @@ def test_runs_that_adapt_note_entropy_and_information_of_the_target(adapted: Pat
     assert all(e >= 0 and i >= 0 and e + i <= math.log(3) + 1e-9 for e, i in zip(entropy, information, strict=True))
     ledger = [json.loads(line) for line in (adapted / "sites" / "amber" / "ledger.jsonl").read_text().splitlines()]
     ledger = [row for row in ledger if row["event"] == "left"]
-    assert {row["field"] for row in ledger} <= {"model", "samples", "loss", "confusion"} | {
+    counted = {"confusion", "confidence", "shares", "distances"}
+    assert {row["field"] for row in ledger} <= {"model", "samples", "loss"} | counted | {
         row["field"] for row in ledger if row["step"].endswith("introduce")
     }, "it is computed where the target is"
 
