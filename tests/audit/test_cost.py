@@ -215,7 +215,6 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
         (("fedavg", "--samples", "4"), "samples is 4"),
         (("fedavg", "--arch", "mlp", "--image-size", "32"), "table rows"),
         (("fedavg", "--image-size", "8"), "at least 16 pixels"),
-        (("copa", "--arch", "mlp"), "copa.augment=false"),
     ],
 )
 def test_mistakes_are_named(

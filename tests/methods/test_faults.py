@@ -129,7 +129,9 @@ def killed(method: str, data: Path, place: Path, wanted: tuple[int, int]) -> tup
             folder = place / f"{'site' if at_site else 'coordinator'}-{at}"
             fault = Fault(folder, at, at_site=at_site)
             ended = fault.during(lambda folder=folder: run(config, folder))  # type: ignore[misc]
-            assert ended == (TOLD if at_site else -signal.SIGKILL), f"write {at} of {count}: {ended}"
+            # After the last round sites only count for calibration: without one of them a run ends all the same.
+            told = (TOLD, ENDED) if at > count // 2 else (TOLD,)
+            assert ended in (told if at_site else (-signal.SIGKILL,)), f"write {at} of {count}: {ended}"
             results = run(config, folder, resume=True)
             tried += 1
             equal += results["model_sha256"] == expected
