@@ -47,16 +47,18 @@ COMPARISONS = (
             "deepall": {},
             "copa": {},
             "csac": {"rounds": 20, "csac": {"acquisition_epochs": 4, "calibration_epochs": 1}},
+            "fedlooks": {},
         },
         "deepall has all labelled pictures in one place, which sites may not do: FedAvg does without."
-        " COPA gets back much of the difference; CSAC needs more steps than a demo has.",
+        " COPA gets back much of the difference; CSAC needs more steps than a demo has. FedLooks also learns from pictures"
+        " that look as no site's do.",
     ),
     Comparison(
         "adapt: the same four sites, and the pictures of the fifth without labels",
         {**_COMMON, "setting": "adapt", "target": "street", "rounds": 8, "local_epochs": 3, "evaluate_every": 4},
-        {"source-only": {}, "adabn": {}, "kd3a": {}},
+        {"source-only": {}, "adabn": {}, "kd3a": {}, "fedlooks": {}},
         "source-only ignores the pictures of the fifth site, and adabn takes only means and variances from them."
-        " What KD3A is above adabn it has learned from what the other sites' models agree on.",
+        " What KD3A and FedLooks are above adabn they have learned from classes that others' models are sure of.",
     ),
     Comparison(
         "multi-adapt: one labelled home, and a model for each of four sites without labels",
@@ -73,9 +75,10 @@ COMPARISONS = (
             "source-only": {},
             "adabn": {},
             "dualadapt": {"rounds": 7, "norm": "own", "local_epochs": 1, "dualadapt": {"pretrain_epochs": 6}},
+            "fedlooks": {},
         },
-        "With one source, nearly all of the gain comes from normalising by each site's own pictures, as adabn does."
-        " DualAdapt does the same here (norm=own) and trains a classifier for each site as well.",
+        "With one source, normalising by each site's own pictures, as adabn does, is all that DualAdapt gains here"
+        " (norm=own). FedLooks also trains the home's model on pictures that look as no site's do.",
     ),
 )
 

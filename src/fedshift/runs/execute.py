@@ -324,7 +324,9 @@ class _Execution:
             self.fed.learning = memory.learning = learning
         promised = privacy_results(described, self.directory.sites)
         # A budget of privacy is for learning; besides, its noise is not made for these counts.
+        before = Counter(self.fed.counters)
         made, told = (Calibration(), {}) if promised else self._calibrated(memory, models)
+        memory.counters = dict(Counter(memory.counters) + (self.fed.counters - before))
         digest = save_model(self.directory.model, self._saved(models, made))
         results = make_results(self.prepared, memory, digest, self.tested, described, self.progress.message)
         if promised:
