@@ -49,9 +49,9 @@ COMPARISONS = (
             "csac": {"rounds": 20, "csac": {"acquisition_epochs": 4, "calibration_epochs": 1}},
             "fedlooks": {},
         },
-        "deepall has all labelled pictures in one place, which sites may not do: FedAvg does without, and COPA gets back"
-        " much of the difference. FedLooks, which also learns from pictures that look as no site's do, gets back all of it;"
-        " CSAC needs more steps than a demo has.",
+        "deepall has all labelled pictures in one place, which sites may not do: FedAvg does without, and COPA gets"
+        " back much of the difference. FedLooks, which also learns from pictures that look as no site's do, gets back"
+        " all of it; CSAC needs more steps than a demo has.",
     ),
     Comparison(
         "adapt: the same four sites, and the pictures of the fifth without labels",
