@@ -98,6 +98,7 @@ TINY: dict[str, dict[str, Any]] = {
     "fed-oracle": {"fed-oracle": {"pretrain_epochs": 6}},
     "fed-mcd": {"fed-mcd": {"repeats": 1}},
     "cent-mcd": {"cent-mcd": {"repeats": 1}},
+    "fedlooks": {"fedlooks": {"source_rounds": 0.67}},
 }
 """Keys that cut a method's published schedule down to seconds."""
 

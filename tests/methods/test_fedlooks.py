@@ -102,7 +102,8 @@ def test_without_its_parts_it_is_fedavg(tiny_data: Path, tmp_path: Path) -> None
 
 
 def test_the_target_goes_on_alone(tiny_data: Path, tmp_path: Path) -> None:
-    results = run(make_config(settings(tiny_data, setting="adapt")), tmp_path / "run")
+    values = settings(tiny_data, setting="adapt", fedlooks={"source_rounds": 0.67})
+    results = run(make_config(values), tmp_path / "run")
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")[0]
     assert {row["round"] for row in rows if row["name"] == "train_loss"} == {1, 2}
     assert [row["round"] for row in rows if row["name"] == "adaptation_loss"] == [3]

@@ -58,7 +58,8 @@ COMPARISONS = (
         {**_COMMON, "setting": "adapt", "target": "street", "rounds": 8, "local_epochs": 3, "evaluate_every": 4},
         {"source-only": {}, "adabn": {}, "kd3a": {}, "fedlooks": {}},
         "source-only ignores the pictures of the fifth site, and adabn takes only means and variances from them."
-        " What KD3A and FedLooks are above adabn they have learned from classes that others' models are sure of.",
+        " What KD3A is above adabn it has learned from what the other sites' models agree on; FedLooks normalises as"
+        " adabn does, and its sources learn from pictures that look as no site's do.",
     ),
     Comparison(
         "multi-adapt: one labelled home, and a model for each of four sites without labels",

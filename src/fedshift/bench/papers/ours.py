@@ -54,7 +54,7 @@ EXPERIMENTS = (
             Row("COPA", "copa-uda"),
             Row("KD3A", "kd3a"),
             Row("FADA", "fada"),
-            Row("FedLooks, not adapted", "fedlooks", {**CROPS, "norm": "own", "fedlooks": {"source_rounds": 1.0}}),
+            Row("FedLooks, adapted", "fedlooks", {**CROPS, "norm": "own", "fedlooks": {"source_rounds": 0.67}}),
             Row("FedLooks", "fedlooks", {**CROPS, "norm": "own"}),
             Row("oracle", "oracle"),
         ),
