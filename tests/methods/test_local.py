@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedshift.methods.local import autocast, descend, train_batches
+from fedshift.methods.local import _template, autocast, descend, plain_network, train_batches, weights_follow
 
 
 def one_weight() -> tuple[nn.Linear, torch.optim.Optimizer]:
@@ -72,3 +76,35 @@ def test_bfloat16_is_for_forward_passes_inside_and_float32_turns_it_off() -> Non
         with autocast(x.device, "float32"):
             assert net(x).dtype == torch.float32
     assert net(x).dtype == torch.float32
+
+
+PLAN: Any = SimpleNamespace(
+    model=SimpleNamespace(arch="digits-csac", input_shape=(3, 16, 16), classes=("a", "b"), freeze_norm=False)
+)
+
+
+def test_blank_networks_of_one_thread_leave_no_other_thread_without_first_weights() -> None:
+    """The second thread begins while the first is inside, and ends after it."""
+    inside, ended = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with weights_follow():
+            inside.set()
+            ended.wait(10)
+
+    with weights_follow():
+        thread = threading.Thread(target=second)
+        thread.start()
+        inside.wait(10)
+        assert not any(bool(weight.any()) for weight in plain_network(PLAN).parameters())
+    ended.set()
+    thread.join()
+    assert any(bool(weight.any()) for weight in plain_network(PLAN).parameters())
+
+
+def test_a_blank_network_has_its_constants_whoever_asks_first() -> None:
+    _template.cache_clear()
+    with torch.device("meta"), weights_follow():
+        plain_network(PLAN)
+    with weights_follow():
+        assert plain_network(PLAN).mean.device.type == "cpu"

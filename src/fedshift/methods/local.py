@@ -7,6 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -33,7 +34,7 @@ _BATCH = 256
 
 def plain_network(plan: Plan) -> Network:
     """The plan's architecture, unchanged. Its initial weights do not matter: sites load the weights they are sent."""
-    net = _blank(plan) if _weights_follow else None
+    net = _blank(plan) if _weights_follow.get() else None
     spec = plan.model
     return net or _built(find_arch(spec.arch), spec.input_shape, len(spec.classes), spec.freeze_norm)
 
@@ -48,19 +49,19 @@ def _blank(plan: Plan) -> Network | None:
     return None if template is None else cast(Network, blank_copy(template))
 
 
-_weights_follow = False
+_weights_follow: ContextVar[bool] = ContextVar("weights_follow", default=False)
+"""Of one thread: a server's threads build networks at the same time."""
 
 
 @contextmanager
 def weights_follow() -> Iterator[None]:
     """Networks that are built inside have zeros as weights, because others are loaded at once. To draw first weights
     takes longer than some sites train."""
-    global _weights_follow
-    before, _weights_follow = _weights_follow, True
+    before = _weights_follow.set(True)
     try:
         yield
     finally:
-        _weights_follow = before
+        _weights_follow.reset(before)
 
 
 def network_with(plan: Plan, weights: Weights, device: torch.device) -> Network:
@@ -92,7 +93,9 @@ def _built(arch: Arch, input_shape: tuple[int, ...], classes: int, freeze_norm: 
 @functools.lru_cache(maxsize=4)
 def _template(arch: Arch, input_shape: tuple[int, ...], classes: int, freeze_norm: bool) -> nn.Module | None:
     """The network without memory for weights, to be copied."""
-    return blank_copy(_built(arch, input_shape, classes, freeze_norm), "meta")
+    with torch.device("cpu"):  # Whoever asks first may be looking at shapes only; the template is for all.
+        net = _built(arch, input_shape, classes, freeze_norm)
+    return blank_copy(net, "meta")
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
