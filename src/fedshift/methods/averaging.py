@@ -82,16 +82,7 @@ class Averaging:
         return State(weights_of(base))
 
     def round(self, state: State, fed: Federation) -> State:
-        part = fed.taking_part(fed.labelled)
-        replies = fed.ask(part.sites, train, model=state.model)
-        note_losses(fed, replies)
-        # Algorithm 1, server: w <- sum_k n_k / n w_k.
-        model = fed.average(
-            lambda: ((trained.model, part.weight(site, trained.samples)) for site, trained in replies),
-            since=state.model,
-            sites=replies.answered,
-        )
-        return State(model)
+        return State(train_and_average(fed, train, state.model))
 
     def models(self, state: State) -> Mapping[str, Weights]:
         return {SHARED: state.model}
@@ -138,7 +129,21 @@ class Apart:
         return plain_network(plan)
 
 
-def note_losses(fed: Federation, replies: Replies[Trained]) -> None:
+def train_and_average(fed: Federation, work: Step[Any], model: Weights, **payload: Any) -> Weights:
+    """Sites with labels run `work` from `model`, and the mean of their models by samples comes back. The step's release
+    has what `Trained` has."""
+    part = fed.taking_part(fed.labelled)
+    replies = fed.ask(part.sites, work, model=model, **payload)
+    note_losses(fed, replies)
+    # Algorithm 1, server: w <- sum_k n_k / n w_k.
+    return fed.average(
+        lambda: ((trained.model, part.weight(site, trained.samples)) for site, trained in replies),
+        since=model,
+        sites=replies.answered,
+    )
+
+
+def note_losses(fed: Federation, replies: Replies[Any]) -> None:
     for site, trained in replies:
         fed.note("train_loss", trained.loss, site)
 

@@ -19,10 +19,11 @@ from fedshift.data.batches import LabelledBatch
 from fedshift.federation import codec
 from fedshift.federation.federation import Federation
 from fedshift.federation.plan import Plan
-from fedshift.federation.releases import Count, Metric, Release, Weights
+from fedshift.federation.releases import Weights
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import Step, step
 from fedshift.functional.losses import cross_entropy
+from fedshift.methods.averaging import State, Trained, train_and_average
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
 from fedshift.nn.archs import find_arch
@@ -88,19 +89,6 @@ class Representation(nn.Module):
         return self.classify(self.encode(x)[0])
 
 
-@dataclass(frozen=True)
-class State:
-    model: Weights
-
-
-@dataclass(frozen=True)
-class Trained(Release):
-    model: Weights
-    samples: Count
-    loss: Metric
-    summed = frozenset({"model"})
-
-
 def l2_regulariser(z: Tensor) -> Tensor:
     """L2R: the mean over the batch of ||z||^2, z `(B, d)`."""
     return z.square().sum(dim=1).mean()
@@ -156,17 +144,8 @@ class FedSR:
         return State(weights_of(net))
 
     def round(self, state: State, fed: Federation) -> State:
-        part = fed.taking_part(fed.labelled)
-        replies = fed.ask(part.sites, train, model=state.model)
-        for site, trained in replies:
-            fed.note("train_loss", trained.loss, site)
         # DIFFERS: all sites share r(z|y). In the authors' code every site keeps its own, which aligns no two sites.
-        model = fed.average(
-            lambda: ((trained.model, part.weight(site, trained.samples)) for site, trained in replies),
-            since=state.model,
-            sites=replies.answered,
-        )
-        return State(model)
+        return State(train_and_average(fed, train, state.model))
 
     def models(self, state: State) -> Mapping[str, Weights]:
         return {SHARED: state.model}

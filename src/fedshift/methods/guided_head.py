@@ -21,7 +21,7 @@ from fedshift.federation.releases import Weights
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import Step, step
 from fedshift.functional.losses import cross_entropy
-from fedshift.methods.averaging import State, Trained, note_losses
+from fedshift.methods.averaging import State, Trained, train_and_average
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.cost import MODEL, Formula
 from fedshift.methods.local import (
@@ -77,15 +77,7 @@ class GuidedHead:
         return State(weights_of(base))
 
     def round(self, state: State, fed: Federation) -> State:
-        part = fed.taking_part(fed.labelled)
-        replies = fed.ask(part.sites, train, model=state.model)
-        note_losses(fed, replies)
-        model = fed.average(
-            lambda: ((trained.model, part.weight(site, trained.samples)) for site, trained in replies),
-            since=state.model,
-            sites=replies.answered,
-        )
-        return State(model)
+        return State(train_and_average(fed, train, state.model))
 
     def models(self, state: State) -> Mapping[str, Weights]:
         return {SHARED: state.model}
