@@ -374,6 +374,23 @@ def test_rows_of_table_4_fuse_another_model(keys: dict[str, str], tiny_data: Pat
     assert usual["model_sha256"] != other["model_sha256"]
 
 
+def test_the_threads_of_the_process_change_no_byte(tiny_data: Path, tmp_path: Path) -> None:
+    """Without OMP_NUM_THREADS torch has as many as there are cores, and distances between models are sums over them."""
+    alone = run(make_config(settings(tiny_data, rounds=1)), tmp_path / "alone")
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        shared = run(make_config(settings(tiny_data, rounds=1)), tmp_path / "shared")
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert shared["model_sha256"] == alone["model_sha256"]
+    metrics = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("alone", "shared")]
+    alone_rows, shared_rows = ([line for line in lines if "seconds" not in line] for lines in metrics)
+    assert alone_rows == shared_rows
+    assert json.loads((tmp_path / "shared" / "env.json").read_text())["threads"] == 1
+
+
 def test_one_source_alone_runs_and_says_so(tiny_data: Path, tmp_path: Path) -> None:
     results = run(make_config(settings(tiny_data, sources=("blue",))), tmp_path / "run")
     assert results["counters"]["fusion.one-site"] == 3  # after acquisition, and after each of two calibrations

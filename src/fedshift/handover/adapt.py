@@ -25,6 +25,7 @@ from fedshift.data.index.survey import Agreed, open_survey, survey_site
 from fedshift.errors import InputError
 from fedshift.federation import codec
 from fedshift.federation.plan import ModelSpec, Plan, Training
+from fedshift.federation.step import fixed_threads
 from fedshift.files import read_bounded, write_atomically
 from fedshift.functional.metrics import confusion_matrix
 from fedshift.handover.transfer import ADAPTED, AS_IT_WAS, STATISTICS, Adaptation, State, can_measure, networks_of
@@ -142,15 +143,16 @@ def adapt_run(
         )
     say(f"{domain.name}: {len(inputs):,} samples to adapt to, no label is used")
     plan = _plan(header, config, epochs, seed)
-    states = Adaptation(plan, shot.Hyper(), inputs, header.temperature).states(
-        net, transfer=transfer and keep == "adapted"
-    )
+    with fixed_threads(plan.threads):
+        states = Adaptation(plan, shot.Hyper(), inputs, header.temperature).states(
+            net, transfer=transfer and keep == "adapted"
+        )
     if transfer and keep == "adapted" and len(states) < 2 + can_measure(net):
         notes.append("The adaptation gave NaN or infinite weights and was left out: the run's lr is too high for it.")
     kept = _kept(states, keep)
     measured = _measure(states[0], kept, header, test)
     adapted = Adapted(target.path, domain.name, len(inputs), tuple(states), kept, tuple(notes), measured, header.task)
-    _write(adapted, finished, saved, target, seed, time.perf_counter() - started)
+    _write(adapted, finished, saved, target, seed, plan.threads, time.perf_counter() - started)
     return adapted
 
 
@@ -233,7 +235,15 @@ def _confusion(state: State, header: ModelHeader, test: Split) -> Tensor:
     return confusion_matrix(probabilities(state.net, inputs).argmax(1), labels, len(header.classes))
 
 
-def _write(adapted: Adapted, parent: Run, saved: SavedModel, target: RunDirectory, seed: int, seconds: float) -> None:
+def _write(
+    adapted: Adapted,
+    parent: Run,
+    saved: SavedModel,
+    target: RunDirectory,
+    seed: int,
+    threads: int,
+    seconds: float,
+) -> None:
     """The run directory, as `predict`, `export`, `serve` and `report` read it."""
     header = dataclasses.replace(saved.header, setting="adapt", written_by=__version__)
     if adapted.kept.name != AS_IT_WAS:  # What was measured at the sources holds no more.
@@ -243,7 +253,7 @@ def _write(adapted: Adapted, parent: Run, saved: SavedModel, target: RunDirector
     measured, site, old = adapted.measured, adapted.site, parent.results
     with target.locked():
         write_atomically(target.config, parent.directory.read(parent.directory.config, LARGEST))
-        write_atomically(target.environment, json.dumps(environment(), indent=2).encode())
+        write_atomically(target.environment, json.dumps(environment(threads), indent=2).encode())
         write_atomically(target.metrics, b"")
         digest = save_model(target.model, SavedModel(header, {SHARED: weights_of(adapted.kept.net)}))
         scores = dict.fromkeys(("last", "source_val", "oracle"), measured.after) if measured else {}

@@ -80,7 +80,7 @@ class RunDirectory:
             known = (_LOCK, _IDENTITY, self.environment.name, self.progress.name, f"{self.progress.name}.new")
             if any(entry.name not in known and not is_unfinished(entry) for entry in self.path.iterdir()):
                 raise InputError("run-exists", f"{self.path} exists and is not a run: choose another --out")
-            self._write(self.environment, json.dumps(environment(), indent=2))
+            self._write(self.environment, json.dumps(environment(config.threads), indent=2))
             self._write(self.config, config_yaml)
             return
         self.read(self.config)  # Of a finished run: as it was when it ended.
@@ -378,8 +378,9 @@ def _digest(path: Path) -> str:
         return ""
 
 
-def environment() -> dict[str, Any]:
-    """What a run depends on besides its configuration."""
+def environment(threads: int) -> dict[str, Any]:
+    """What a run depends on besides its configuration. `threads` are those of torch: the run's own, which no variable
+    of the environment changes."""
     packages = ("torch", "numpy", "pillow", "scikit-learn", "safetensors", "pydantic")
     return {
         "fedshift": __version__,
@@ -387,5 +388,6 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": platform.machine(),
         "cpus": os.cpu_count(),
+        "threads": threads,
         "packages": {name: version(name) for name in packages},
     }

@@ -19,6 +19,7 @@ from fedshift.federation import codec
 from fedshift.federation.federation import Federation
 from fedshift.federation.handshake import Described, agree
 from fedshift.federation.releases import Weights
+from fedshift.federation.step import fixed_threads
 from fedshift.files import write_failed
 from fedshift.functional.averaging import mean_so_far
 from fedshift.machine import NO_BFLOAT16, emulates_bfloat16
@@ -97,7 +98,8 @@ def _run_in(
         return read_results(directory.path)
     if resume and not any(directory.checkpoints.glob("*")):
         shown.message(f"{directory.path} has no checkpoint to resume from: starting at round 1")
-    with directory.failure_marked():
+    # The coordinator's own sums have the plan's threads too, whatever the environment says.
+    with directory.failure_marked(), fixed_threads(prepared.plan.threads):
         fed = open_federation(prepared, directory.sites, debug=debug, sites=sites)
         try:
             return _Execution(prepared, directory, fed, shown, heart, tracking).go()
