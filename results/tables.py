@@ -8,13 +8,15 @@ python results/tables.py write docs/results.md
 `keep` copies trainings of small suites into results/suites.jsonl, for every suite whose trainings are all there.
 `write` fills in the tables of a page: it replaces what stands between `<!-- table FILE minus ROW -->` or
 `<!-- suite NAME -->` and `<!-- end -->`. `<!-- suite NAME FILE -->` shows all trainings of a suite in FILE, of as many
-seeds as it has. `<!-- rules NAME -->` compares rules that choose a round on a suite's runs.
+seeds as it has. `<!-- rules NAME -->` compares rules that choose a round on a suite's runs. `<!-- sources FILE -->`
+shows accuracy on validation images of the sources and nothing of the target: what settings are chosen by.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -37,6 +39,7 @@ EXPERIMENTS_BY_NAME = {experiment.name: experiment for experiment in (*EXPERIMEN
 RULES = {"last": "Last round", "source_val": "Round chosen on source validation"}
 BOUNDS = ("Oracle", "DeepAll", "Fed-oracle", "Cent-MCD")
 TABLE = re.compile(r"(<!-- table (\S+?)(?: minus (.+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
+SOURCES_TABLE = re.compile(r"(<!-- sources (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SUITE_TABLE = re.compile(r"(<!-- (suite|rules) (\S+)(?: (\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -95,6 +98,19 @@ def tables(path: Path, baseline: str | None) -> str:
     return by_rule(found)
 
 
+def at_sources(record: Record) -> float:
+    """Mean over the sources of their validation accuracy in the last scored round."""
+    return statistics.fmean(score for curve in record.val.values() if (score := curve[-1]) is not None)
+
+
+def sources_table(path: Path) -> str:
+    records, broken = read([path])
+    assert not broken, f"{path} has {broken} broken lines"
+    rows = [record.row for record in records]
+    table = make_table(records, lambda record: {record.column: at_sources(record)}, "", not_ranked=rows)
+    return f"\n{markdown(table)}\n"
+
+
 def suite_tables(what: str, name: str, file: str | None) -> str:
     """Markdown tables of a small suite, from the trainings of its current recipe only; of `file`, from those of any
     seed."""
@@ -138,6 +154,7 @@ def by_rule(found: Sequence[Table]) -> str:
 def written(page: str) -> str:
     """`page` with all tables up to date."""
     page = TABLE.sub(lambda m: m[1] + tables(HERE / m[2], m[3]) + m[4], page)
+    page = SOURCES_TABLE.sub(lambda m: m[1] + sources_table(HERE / m[2]) + m[3], page)
     return SUITE_TABLE.sub(lambda m: m[1] + suite_tables(m[2], m[3], m[4]) + m[5], page)
 
 
