@@ -71,6 +71,7 @@ def opened(
         ("amber",),
         folder / "runs" / run,
         policy or Policy(),
+        prepared.config.train_per_site,
         is_remote=True,
         secret=folder / "secret",
     )
@@ -266,7 +267,6 @@ def test_another_payload_or_plan_gets_no_second_answer_in_a_round(tiny_data: Pat
     assert site.ask(train, model=site.model)["code"] is None
     replanned = opened(tiny_data, tmp_path, Policy(min_samples=2), lr=0.002)
     assert replanned.ask(train, model=site.model)["code"] == "site-policy"
-    assert replanned.ask(train, 2, model=other)["code"] is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="two processes of one run are forked")
@@ -627,3 +627,70 @@ def test_labels_of_arrays_count_too(tmp_path: Path) -> None:
     np.savez(tmp_path / "data" / "amber.npz", **parts)
     with pytest.raises(SiteError, match="does not leave the site"):
         look(remote(tmp_path / "data"))
+
+
+# --- Differences of answers ---------------------------------------------------------------------------------------
+
+
+def asked_for(site: Site, round: int = 1) -> str | None:
+    code: str | None = site.ask(train, round, model=site.model)["code"]
+    return code
+
+
+@pytest.mark.parametrize(
+    "second", [{"local_epochs": 59.5 / 61}, {"train_per_site": 60}, {"train_per_site": 52}], ids=str
+)
+def test_two_answers_do_not_differ_by_a_few_samples(second: Any, tiny_data: Path, tmp_path: Path) -> None:
+    """From the same weights, the difference of two answers would be what these samples contributed."""
+    rules = Policy(min_samples=10)
+    whole = opened(tiny_data, tmp_path, rules, run="a" * 8, batch_size=100)
+    assert len(whole.host.domain.train) == 61 and asked_for(whole) is None
+    other = opened(tiny_data, tmp_path, rules, run="b" * 8, batch_size=100, **second)
+    assert asked_for(other) == "site-policy"
+    assert "differ from those of an earlier answer by" in (other.host.spec.folder / "site.log").read_text()
+    # In either order, and in every round.
+    other = opened(tiny_data, tmp_path / "other", rules, run="b" * 8, batch_size=100, **second)
+    whole = opened(tiny_data, tmp_path / "other", rules, run="a" * 8, batch_size=100)
+    assert (asked_for(other), asked_for(whole), asked_for(whole, 2)) == (None, "site-policy", "site-policy")
+
+
+def test_sets_of_samples_may_differ_by_many_or_not_at_all(tiny_data: Path, tmp_path: Path) -> None:
+    rules = Policy(min_samples=10)
+    for run_of, changes in (("a", {}), ("b", {"train_per_site": 45}), ("c", {"seed": 1}), ("d", {"local_epochs": 0.5})):
+        site = opened(tiny_data, tmp_path, rules, run=run_of * 8, **changes)
+        assert [asked_for(site, round) for round in (1, 2, 3)] == [None] * 3, changes
+
+
+def test_a_pass_uses_every_sample_whatever_the_size_of_its_batches(tiny_data: Path, tmp_path: Path) -> None:
+    """A sample that would be left over alone is in the last batch: else two rounds differ by two samples."""
+    for size in (5, 12, 60):
+        site = opened(tiny_data, tmp_path, Policy(min_samples=10), run=f"{size:08}", batch_size=size)
+        assert 61 % size == 1 and [asked_for(site, round) for round in (1, 2)] == [None, None]
+        assert site.ask(train, 3, model=site.model)["release"]["samples"] == 61
+
+
+def test_a_run_keeps_the_plan_that_it_began_with(tiny_data: Path, tmp_path: Path) -> None:
+    site = opened(tiny_data, tmp_path, run="a" * 8)
+    assert asked_for(site) is None
+    for changes in ({"train_per_site": 30}, {"lr": 0.5}, {"method": "fedsr"}, {"seed": 7}):
+        other = opened(tiny_data, tmp_path, run="a" * 8, **changes)
+        assert asked_for(other, 2) == "site-policy", changes
+        assert "another plan" in (other.host.spec.folder / "site.log").read_text()
+    # A run that is resumed may have another number of rounds.
+    assert asked_for(opened(tiny_data, tmp_path, run="a" * 8, rounds=5), 2) is None
+
+
+def test_what_is_kept_of_used_samples_is_checked_and_bounded(
+    tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedshift.federation import asked
+
+    site = opened(tiny_data, tmp_path)
+    assert asked_for(site) is None
+    (file,) = (tmp_path / "used-samples").glob("*.bits")
+    file.write_bytes(file.read_bytes()[:-1])
+    assert asked_for(site, 2) == "run-corrupt", "a damaged record is no weaker rule"
+    file.unlink()
+    monkeypatch.setattr(asked, "MOST_BYTES", 20)
+    site = opened(tiny_data, tmp_path, Policy(min_samples=2), run="c" * 8, local_epochs=0.3)
+    assert [asked_for(site, round) for round in (1, 2, 3)] == [None, None, "site-policy"]

@@ -59,24 +59,15 @@ class _Inputs:
 
     def forget_use(self) -> None:
         self._gathered = torch.zeros(len(self), dtype=torch.bool)
-        self._left_over = torch.zeros(len(self), dtype=torch.bool)
-        self._earlier: tuple[int, Tensor] | None = None
+        self._earlier: list[Tensor] = []
 
     def begin_part(self) -> None:
-        count, before = int(self._gathered.sum()), self._earlier
-        if count:
-            self._earlier = (min(count, before[0]), before[1] | self._gathered) if before else (count, self._gathered)
-            self._gathered = torch.zeros(len(self), dtype=torch.bool)
+        self._earlier = self.parts
+        self._gathered = torch.zeros(len(self), dtype=torch.bool)
 
     @property
-    def gathered(self) -> int:
-        counts = [count for count in (int(self._gathered.sum()), self._earlier[0] if self._earlier else 0) if count]
-        return min(counts, default=0)
-
-    @property
-    def drawn(self) -> int:
-        known = self._gathered | self._left_over
-        return int((known | self._earlier[1] if self._earlier else known).sum())
+    def parts(self) -> list[Tensor]:
+        return [part for part in (*self._earlier, self._gathered) if bool(part.any())]
 
     def gather(self, index: Tensor, device: torch.device) -> Tensor:
         beat()
@@ -89,8 +80,7 @@ class _Inputs:
         return rows.permute(0, 3, 1, 2).float().div_(255.0) if self.is_image else rows
 
     def shuffled(self, size: int, epochs: float, rng: Rng) -> Iterator[Tensor]:
-        """Index batches of `epochs` passes (fractions allowed). A last batch of one sample is left out, because
-        batch normalisation cannot train on it, unless it is all there is."""
+        """Index batches of `epochs` passes (fractions allowed)."""
         generator = rng.torch()
         total = math.ceil(epochs * len(self))
         while total > 0:
@@ -110,11 +100,15 @@ class _Inputs:
         return torch.cat(orders)[first - numbers.start * count : last - numbers.start * count]
 
     def cut(self, order: Tensor, size: int) -> Iterator[Tensor]:
+        """The samples in this order, in batches. One that would be alone, on which batch normalisation cannot train, is
+        in the batch before: were it left out, a pass would say of two samples which of them it was made of."""
+        rest = len(order)
         for index in torch.split(order, size):
-            if len(index) > 1 or len(order) == 1:
-                yield index
-            else:
-                self._left_over[index] = True
+            if rest == size + 1 > 2:
+                yield order[-rest:]
+                return
+            yield index
+            rest -= len(index)
 
     def in_order(self, size: int) -> Iterator[Tensor]:
         yield from torch.split(torch.arange(len(self)), size)
@@ -129,15 +123,19 @@ class _Data:
         return len(self._inputs)
 
     @property
+    def parts(self) -> list[Tensor]:
+        """For each part of the step so far, which samples `(n,)` were handed out in it."""
+        return self._inputs.parts
+
+    @property
     def used(self) -> int:
-        """How many different samples have been drawn since the step began. One that was left over alone counts, as a
-        part of the pass that drew it."""
-        return self._inputs.drawn
+        """How many different samples have been handed out since the step began."""
+        return int(torch.stack(self.parts).any(dim=0).sum()) if self.parts else 0
 
     @property
     def seen(self) -> int:
-        """How many different samples have been handed out since the step began: of several parts of it, the least."""
-        return self._inputs.gathered
+        """The same of that part of the step which had the least."""
+        return min((int(part.sum()) for part in self.parts), default=0)
 
     def begin_part(self) -> None:
         """Something else that leaves is made from here on: it must be made of enough samples by itself."""

@@ -31,6 +31,7 @@ from fedshift.federation import codec
 from fedshift.federation.budget import read_key
 from fedshift.federation.engines.nvflare.kits import SiteKit
 from fedshift.federation.sealed import read_tensor_file, unseal, write_sealed
+from fedshift.files import write_atomically
 from fedshift.functional.averaging import check_same_layout
 
 _PURPOSE = b"fedshift secure aggregation 1"
@@ -120,6 +121,7 @@ class Vault:
         wide = np.rint(weight * held["wide"].numpy() * large).astype(np.int64).astype(np.uint64)
         about = wanted.digest(plan)
         self._use_once(about, narrow.tobytes() + wide.tobytes())
+        self._keep_group(wanted)
         for site, public in sorted(wanted.keys.items()):
             if site == self._name:
                 continue
@@ -151,7 +153,16 @@ class Vault:
         path, digest = self._folder / f"{about.hex()}.used", hashlib.sha256(content).hexdigest()
         if path.exists() and path.read_text() != digest:
             raise SiteError("site-policy", "the same sum was asked for again, and this site would answer otherwise now")
-        path.write_text(digest)
+        write_atomically(path, digest.encode())
+
+    def _keep_group(self, wanted: Sum) -> None:
+        """What was in a sum over some sites of a round is in no sum over others: the difference of two sums would be
+        that of the sites. A run that is resumed loses a sum by it if other sites are there than before."""
+        about = hashlib.sha256(json.dumps([wanted.held, wanted.round]).encode()).hexdigest()
+        path, group = self._folder / f"{about}.group", json.dumps(sorted(wanted.keys))
+        if path.exists() and path.read_text() != group:
+            raise SiteError("site-policy", "in this round, a sum over other sites has been answered")
+        write_atomically(path, group.encode())
 
     def _secret(self) -> bytes:
         return read_key(self._folder / "key")

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedshift._version import __version__
 from fedshift.data.attacks import Attack, spoiled
@@ -110,24 +111,30 @@ class Site:
         self.vault = Vault(spec.folder / "secure", spec.name, spec.kit)
         self.private: RecordPrivacy | None = None
         """Set while a step trains under a budget for single samples."""
-        self._data: list[LabelledData | UnlabelledData] = []
+        self._data: list[tuple[str, LabelledData | UnlabelledData]] = []
 
     def begin(self, round: int) -> None:
         """A step begins: what it uses is counted from here on."""
         self.round = round
-        for data in self._data:
+        for _, data in self._data:
             data.forget_use()
 
     def seen(self) -> int:
         """How many different samples the step was given: of several sets of data, the least of any that it used."""
-        return min((data.seen for data in self._data if data.seen), default=0)
+        return min((data.seen for _, data in self._data if data.seen), default=0)
 
     def used(self) -> int:
         """The same of the samples that were drawn, as sites tell it."""
-        return min((data.used for data in self._data if data.used), default=0)
+        return min((data.used for _, data in self._data if data.used), default=0)
 
-    def _counted(self, data: D) -> D:
-        self._data.append(data)
+    def sets_used(self) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+        """Of each set of data and each part of the step, which samples the step was given."""
+        for name, data in self._data:
+            for part in data.parts:
+                yield name, part.numpy()
+
+    def _counted(self, data: D, name: str) -> D:
+        self._data.append((name, data))
         return data
 
     @property
@@ -142,7 +149,7 @@ class Site:
         if split.labels is None:
             raise SiteError("method-needs", f"site {self.name!r} has no labels in its {name} split")
         poison = self._poison if name == "train" else 0.0
-        return self._counted(LabelledData(split, self.device, poison, len(self._classes)))
+        return self._counted(LabelledData(split, self.device, poison, len(self._classes)), name)
 
 
 class Labelled(Site):
@@ -162,7 +169,7 @@ class Unlabelled(Site):
 
     @cached_property
     def train(self) -> UnlabelledData:
-        return self._counted(UnlabelledData(self._domain.train.without_labels(), self.device))
+        return self._counted(UnlabelledData(self._domain.train.without_labels(), self.device), "train")
 
 
 class WithSource(Unlabelled):
@@ -180,7 +187,7 @@ class WithTargets(Labelled):
     @cached_property
     def targets(self) -> dict[str, UnlabelledData]:
         return {
-            name: self._counted(UnlabelledData(copy.without_labels(), self.device))
+            name: self._counted(UnlabelledData(copy.without_labels(), self.device), f"copied from {name}")
             for name, copy in self._copies.items()
         }
 
@@ -188,7 +195,7 @@ class WithTargets(Labelled):
     def combined(self) -> UnlabelledData:
         """All clients' data as one."""
         inputs = np.concatenate([copy.inputs for copy in self._copies.values()])
-        return self._counted(UnlabelledData(Split(inputs, None), self.device))
+        return self._counted(UnlabelledData(Split(inputs, None), self.device), "copied")
 
 
 class Evaluated(Site):
@@ -200,7 +207,7 @@ class Evaluated(Site):
 
     def seen(self) -> int:
         """How many samples were scored: those of all parts, which have none in common."""
-        return sum(data.seen for data in self._data)
+        return sum(data.seen for _, data in self._data)
 
     def split(self, name: Literal["val", "test"]) -> Iterator[LabelledData]:
         """A split in its parts: they may be too large to be put together in memory."""
@@ -402,13 +409,27 @@ class SiteHost:
                 part = replace(part, train=train, val=spoiled(part.val, attack, classes, rng.child("val")))
         return part
 
+    def as_there(self, name: str, used: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which samples of all that the site has were `used`, given which of those that take part."""
+        if name != "train":
+            return used
+        taken = np.concatenate(
+            [self._taken(len(self.dataset.load(part).train), part, self.spec.train_share) for part in self.spec.domains]
+        )
+        return np.isin(np.arange(len(taken)), np.flatnonzero(taken)[used])
+
     def _capped(self, split: Split, domain: str, share: float) -> Split:
-        wanted = kept_samples(len(split), self.spec.train_cap, share)
-        if wanted == len(split):
-            return split
+        taken = self._taken(len(split), domain, share)
+        return split if taken.all() else split.take(np.flatnonzero(taken))
+
+    def _taken(self, count: int, domain: str, share: float) -> NDArray[np.bool_]:
+        """Which of `count` training samples take part."""
+        wanted = kept_samples(count, self.spec.train_cap, share)
+        if wanted == count:
+            return np.ones(count, np.bool_)
         # The order is drawn without looking at labels, so that an unlabelled site is cut the same way.
-        order = Rng.of(self.plan.seed, "train-subset", domain).numpy().permutation(len(split))
-        return split.take(np.sort(order[:wanted]))
+        order = Rng.of(self.plan.seed, "train-subset", domain).numpy().permutation(count)
+        return np.isin(np.arange(count), order[:wanted])
 
 
 def _concatenate(splits: list[Split]) -> Split:

@@ -10,7 +10,6 @@ import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -18,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fedshift.errors import FedshiftError, SiteError
 from fedshift.federation import codec
+from fedshift.federation.asked import KeptAnswers, UsedSamples, require_same_plan
 from fedshift.federation.budget import Guard, Public
 from fedshift.federation.compression import Received, coded_release, received
 from fedshift.federation.engines.workers import question_head
@@ -25,7 +25,7 @@ from fedshift.federation.forgery import forged
 from fedshift.federation.ledger import Ledger, fields_left
 from fedshift.federation.releases import Release, kinds
 from fedshift.federation.site import Evaluated, Site, SiteHost, SiteSpec
-from fedshift.files import locked, write_atomically
+from fedshift.files import locked
 from fedshift.machine import has_accelerator
 from fedshift.rng import Rng
 
@@ -204,58 +204,11 @@ def _duration(started: float, spec: SiteSpec) -> str:
     return f"{0.0 if spec.policy.promise else time.perf_counter() - started:012.3f}"
 
 
-class KeptAnswers:
-    """What a site has answered in the last round that it was asked in, as files `<round>-<number>-<question>`.
-
-    A question is its step, round and payload under the plan. Asked again, it gets the very same answer: a step may
-    have changed the site's state, so that to run it twice would give a second, different look at the same samples.
-    Another question of the same `Step.number` is refused for the same reason.
-
-    Rounds only go forward. To go on after an interruption, the coordinator says `rewind_to` in the handshake. Then the
-    state is that of the earlier round too, and running the steps again gives the same weights and, because noise is
-    made from these, the same noise. Another payload may be legitimate then, because sites may have been missing the
-    first time. It is another look all the same: the policy's `max_resumes` says how often it is to be had.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def load(self, round: int, number: str, question: str) -> Any | None:
-        """The answer to a question. Raises `SiteError` if there is one to another question of that number."""
-        path = self._path(round, number, question)
-        if path.exists():
-            return codec.unpack(path.read_bytes())
-        if any(self._folder.glob(f"{round}-{number}-*.safetensors")):
-            raise SiteError("site-policy", f"asked in round {round} with another payload: a step is answered once")
-        return None
-
-    def save(self, round: int, number: str, question: str, tree: Any) -> None:
-        write_atomically(self._path(round, number, question), codec.pack(tree))
-        for path, of in self._rounds().items():
-            if of < round:
-                path.unlink(missing_ok=True)
-
-    def rewind(self, round: int) -> None:
-        for path, of in self._rounds().items():
-            if of > round:
-                path.unlink(missing_ok=True)
-
-    @property
-    def round(self) -> int:
-        """The last round that was answered in."""
-        return max(self._rounds().values(), default=0)
-
-    def _path(self, round: int, number: str, question: str) -> Path:
-        return self._folder / f"{round}-{number}-{question}.safetensors"
-
-    def _rounds(self) -> dict[Path, int]:
-        return {path: int(path.name.partition("-")[0]) for path in self._folder.glob("*-*.safetensors")}
-
-
 def _run_once(host: SiteHost, request: Request) -> Outcome:
     """The outcome of a question that may have been asked before."""
     kept = KeptAnswers(host.spec.folder / "answers")
     known, payload, asked = _read(host, request)
+    require_same_plan(host)
     if "rewind_to" in known.payload:
         outcome = _run(host, request, known, payload, asked)
         kept.rewind(payload["rewind_to"])  # Once the step has accepted it.
@@ -343,6 +296,10 @@ def _run(host: SiteHost, request: Request, known: Step[Any], payload: Mapping[st
     if guard is not None:
         public = Public(len(host.domain.train), site.seen())
         release, epsilon = guard.protect(release, payload, public, is_score=known.scores_only)
+    if host.spec.is_remote and guard is None and not known.scores_only:
+        used = UsedSamples(host.spec.key_file.with_name("used-samples"), policy.min_samples)
+        for name, samples in site.sets_used():
+            used.add(host.spec.domains, name, host.as_there(name, samples))
     if not known.scores_only:
         release = forged(release, payload, host.spec.attacks, rng)
     if host.plan.secure_aggregation and not known.scores_only:
