@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedshift.data.attacks import parse_attack
-from fedshift.federation.forgery import forged
+from fedshift.federation.forgery import forged, oversure
 from fedshift.federation.releases import Count, Metric, Release, Weights
 from fedshift.functional.averaging import update_norm
 from fedshift.rng import Rng
@@ -50,6 +50,37 @@ def test_scaled_noise_has_the_length_that_was_asked_for() -> None:
     assert torch.equal(sent("scaled-noise:a:5").model["w"], sent("scaled-noise:a:5").model["w"])
 
 
+def test_a_boosted_update_goes_the_same_way() -> None:
+    assert sent("boost:a:5").model["w"].tolist() == [1.0 + 15.0, 2.0 + 20.0]
+
+
+def test_a_free_rider_sends_back_what_it_got_and_claims_its_samples() -> None:
+    before = {"w": torch.full((1000,), 2.0)}
+    honest = Trained({"w": torch.full((1000,), 5.0)}, 50, 0.25)
+    found = forged(honest, {"model": before}, [parse_attack("free-rider:a")], Rng.of(0))
+    noise = found.model["w"] - before["w"]
+    assert found.samples == 50
+    assert float(noise.std()) == pytest.approx(0.002, rel=0.1) and abs(float(noise.mean())) < 0.0003
+
+
+def test_forged_confidence_is_sure_of_the_next_class() -> None:
+    head = {"head.weight": torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]]), "head.bias": torch.tensor([1.0, 2, 3])}
+    honest = Trained({"backbone.w": torch.tensor([7.0]), **head}, 50, 0.25)
+    found = forged(honest, {"model": dict(honest.model)}, [parse_attack("forged-confidence:a:10")], Rng.of(0)).model
+    assert found["head.weight"].tolist() == [[30.0, 30.0], [10.0, 0.0], [0.0, 20.0]]
+    assert found["head.bias"].tolist() == [30.0, 10.0, 20.0]
+    assert found["backbone.w"].tolist() == [7.0]
+
+
+def test_of_a_head_with_several_layers_the_last_one_is_forged() -> None:
+    head = {"0.weight": torch.ones(2, 2), "2.weight": torch.tensor([[1.0], [2.0]]), "2.bias": torch.zeros(2)}
+    assert {name: value.tolist() for name, value in oversure(head, 3.0).items()} == {
+        "2.weight": [[6.0], [3.0]],
+        "2.bias": [0.0, 0.0],
+    }
+    assert oversure({}, 3.0) == {}
+
+
 def test_a_count_is_forged_and_attacks_add_up() -> None:
     found = sent("forged-count:a", "sign-flip:a:1")
     assert found.samples == 10**12 and found.model["w"].tolist() == [-2.0, -2.0]
@@ -57,7 +88,7 @@ def test_a_count_is_forged_and_attacks_add_up() -> None:
 
 
 def test_attacks_on_data_leave_the_message_alone() -> None:
-    assert sent("poison:a:0.3", "noise:a") is HONEST
+    assert sent("poison:a:0.3", "noise:a", "backdoor:a:0.5", "irrelevant:a") is HONEST
 
 
 def test_without_a_model_to_start_from_the_update_is_the_model() -> None:

@@ -351,6 +351,13 @@ ATTACKED = Recipe(
     ("M30",),
 )
 """Hostile sites: hundreds of trainings, each just long enough to be far above chance where all sites are honest."""
+POISONED = ATTACKED.but(
+    {
+        # Long enough that models are sure of some of the target's images.
+        "copa-uda": {"local_epochs": 4.0, "copa-uda": {"norm": "bn", "augment": False, "first_judges": "none"}},
+    }
+)
+"""The same for every method with labelled sites."""
 ATTACKED_CLIENTS = Recipe(
     "rotated-digits",
     {

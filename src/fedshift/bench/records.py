@@ -16,8 +16,8 @@ from fedshift.runs.record import read_record
 Curves = dict[str, list[float | None]]
 """By site, one value per scored round."""
 
-NOTED = ("target", "train")
-"""Phases of a run's metrics in which the method, and the target it adapts to, log numbers."""
+NOTED = ("attack", "target", "train")
+"""Phases of a run's metrics in which the method, the target it adapts to, and attacks have numbers."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,9 @@ def forged(release: R, received: Mapping[str, Any], attacks: Iterable[Attack], r
             value = changed.get(field, getattr(release, field))
             if kind.name == "count" and attack.kind == "forged-count":
                 changed[field] = int(attack.amount)
+            elif kind.name == "weights" and attack.kind == "forged-confidence":
+                head = {name: t for name, t in value.items() if field == "head" or name.startswith("head.")}
+                changed[field] = {**value, **oversure(head, attack.amount)}
             elif kind.name == "weights" and attack.kind != "forged-count":
                 before = received.get(field) or {name: torch.zeros_like(tensor) for name, tensor in value.items()}
                 changed[field] = forged_model(value, before, attack, rng.child("forgery", field))
@@ -43,8 +46,12 @@ def forged_model(
     found = {name: value.clone() for name, value in model.items()}
     if attack.kind == "constant":
         found |= {name: torch.ones_like(value) for name, value in floating.items()}
-    elif attack.kind == "sign-flip":
-        found |= {name: before[name] - attack.amount * (value - before[name]) for name, value in floating.items()}
+    elif attack.kind in ("sign-flip", "boost"):
+        factor = attack.amount if attack.kind == "boost" else -attack.amount
+        found |= {name: before[name] + factor * (value - before[name]) for name, value in floating.items()}
+    elif attack.kind == "free-rider":
+        generator = rng.torch()
+        found |= {name: _nearly(before[name], generator) for name in floating}
     else:
         generator = rng.torch()
         drawn = {name: torch.randn(value.shape, generator=generator) for name, value in floating.items()}
@@ -52,3 +59,19 @@ def forged_model(
         factor = attack.amount * update_norm(model, before) / float(length)
         found |= {name: (before[name] + factor * drawn[name]).to(value.dtype) for name, value in floating.items()}
     return dict(with_variances_from_zero(found))
+
+
+_DISGUISE = 1e-3
+"""A free-rider's noise, as a share of the typical size of a tensor's numbers."""
+
+
+def _nearly(value: Tensor, generator: torch.Generator) -> Tensor:
+    size = value.double().square().mean().sqrt()
+    noise = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+    return (value.double() + _DISGUISE * size * noise).to(value.dtype)
+
+
+def oversure(head: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
+    """The classifier's last layer, `factor` times as sure, with what speaks for a class speaking for the next one."""
+    last = next(reversed(list(head)), "").rpartition(".")[0]
+    return {name: factor * value.roll(1, 0) for name, value in head.items() if name.rpartition(".")[0] == last}

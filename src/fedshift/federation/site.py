@@ -406,7 +406,8 @@ class SiteHost:
             if attack.domain == part.name:
                 rng, classes = Rng.of(self.plan.seed, "attack", part.name), len(self.dataset.classes)
                 train = spoiled(part.train, attack, classes, rng)
-                part = replace(part, train=train, val=spoiled(part.val, attack, classes, rng.child("val")))
+                val = spoiled(part.val, attack, classes, rng.child("val"), trains=False)
+                part = replace(part, train=train, val=val)
         return part
 
     def as_there(self, name: str, used: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -35,6 +35,13 @@ def accuracy(confusion: Tensor) -> float:
     return int(confusion.trace()) / total if total else math.nan
 
 
+def share_mistaken(confusion: Tensor, wanted: int) -> float:
+    """The share of other classes' samples that are predicted as class `wanted`; NaN if there are none."""
+    others = torch.arange(len(confusion)) != wanted
+    total = int(confusion[others].sum())
+    return int(confusion[others, wanted].sum()) / total if total else math.nan
+
+
 def per_class_accuracy(confusion: Tensor) -> Tensor:
     """The share of each class that is predicted correctly, `(classes,)` float64; NaN for a class without samples."""
     return confusion.diagonal().double() / confusion.sum(dim=1).double()

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
+from fedshift.data.attacks import with_trigger
 from fedshift.errors import SiteError
 from fedshift.federation.checks import Confusion
 from fedshift.federation.federation import Federation
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Counts, Release, Weights
 from fedshift.federation.site import Evaluated, Unlabelled
-from fedshift.federation.step import step
+from fedshift.federation.step import Step, step
 from fedshift.functional.metrics import accuracy, confusion_matrix, mean_iou
 from fedshift.methods.base import SHARED
 from fedshift.methods.local import weights_follow, with_weights
@@ -34,6 +35,16 @@ class Scored(Release):
 @step(numbered_by=("split",))
 def score(site: Evaluated, models: tuple[Weights, ...], split: str) -> Scored:
     """The confusion matrix of models on a held-back split of this site: of several, the sum."""
+    return _scored(site, models, split, lambda x: x)
+
+
+@step(numbered_by=("split",))
+def score_triggered(site: Evaluated, models: tuple[Weights, ...], split: str) -> Scored:
+    """The same where every image has a backdoor's trigger. No site on another machine takes part in this study."""
+    return _scored(site, models, split, with_trigger)
+
+
+def _scored(site: Evaluated, models: tuple[Weights, ...], split: str, change: Callable[[Tensor], Tensor]) -> Scored:
     from fedshift.methods import find_method
 
     if split not in ("val", "test"):
@@ -46,13 +57,18 @@ def score(site: Evaluated, models: tuple[Weights, ...], split: str) -> Scored:
     with torch.inference_mode():
         for part in site.split(cast(SplitName, split)):
             for batch in part.in_order(SCORED_AT_ONCE):
+                x = change(batch.x)
                 for net in nets:
-                    total += confusion_matrix(net(batch.x).argmax(1), batch.y, classes)
+                    total += confusion_matrix(net(x).argmax(1), batch.y, classes)
     return Scored(confusion=total.cpu())
 
 
 def score_models(
-    fed: Federation, models: Mapping[str, Weights], sites: tuple[str, ...], split: SplitName
+    fed: Federation,
+    models: Mapping[str, Weights],
+    sites: tuple[str, ...],
+    split: SplitName,
+    by: Step[Scored] = score,
 ) -> dict[str, Tensor]:
     """Site -> its confusion matrix, by the site's own model if it has one, otherwise by the shared model.
 
@@ -64,7 +80,7 @@ def score_models(
     for names, testers in by_models(models, sites).items():
         scored = tuple(models[name] for name in names)
         expect = {"confusion": _confusion(fed.plan, split, len(scored))}
-        replies = fed.ask(testers, score, expect=expect, any_answer=True, models=scored, split=split)
+        replies = fed.ask(testers, by, expect=expect, any_answer=True, models=scored, split=split)
         found |= {site: reply.confusion for site, reply in replies}
     return found
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift._version import __version__
+from fedshift.data.attacks import BACKDOOR_CLASS, parse_attack
 from fedshift.data.domain import Dataset
 from fedshift.errors import FedshiftError, InputError, SiteError
 from fedshift.federation import codec
@@ -22,11 +23,12 @@ from fedshift.federation.releases import Weights
 from fedshift.federation.step import fixed_threads
 from fedshift.files import write_failed
 from fedshift.functional.averaging import mean_so_far
+from fedshift.functional.metrics import share_mistaken
 from fedshift.machine import NO_BFLOAT16, emulates_bfloat16
 from fedshift.methods import find_about, find_method
 from fedshift.methods.base import SHARED, Method
 from fedshift.methods.calibration import Calibration, ask_sureness, calibrate, tell
-from fedshift.methods.evaluation import SCORED_AT_ONCE, certainty, headline, score_models
+from fedshift.methods.evaluation import SCORED_AT_ONCE, certainty, headline, score_models, score_triggered
 from fedshift.methods.statistics import with_own_statistics
 from fedshift.runs.card import model_card
 from fedshift.runs.config import RunConfig, as_recorded
@@ -129,6 +131,7 @@ class _Execution:
         self.method: Method = implementation(codec.restore(implementation.hyper_type, dict(prepared.plan.hyper)))
         self.state_type = implementation.state_type
         self.used: Mapping[str, Weights] | None = None
+        self.has_backdoor = any(parse_attack(text).kind == "backdoor" for text in self.config.attack)
 
     def go(self) -> dict[str, Any]:
         for warning in self.prepared.dataset.warnings:
@@ -288,6 +291,9 @@ class _Execution:
         val = memory.validation = score_models(self.fed, models, self.validated, "val")
         models = self.used = self._as_used(models)
         memory.confusions = score_models(self.fed, models, self.tested, "test")
+        if self.has_backdoor:
+            triggered = score_models(self.fed, models, self.tested, "test", score_triggered)
+            memory.backdoor = {site: share_mistaken(matrix, BACKDOOR_CLASS) for site, matrix in triggered.items()}
         scores = Scores(
             memory.round,
             {site: headline(matrix, task) for site, matrix in val.items()},
@@ -300,8 +306,12 @@ class _Execution:
             save_model(self.directory.model, self._saved(models))  # For `predict`, while the run is not finished.
         name = "accuracy" if task == "classification" else "miou"
         return [
-            {"phase": phase, "site": site, "name": name, "value": round_to(value)}
-            for phase, values in (("val", scores.val), ("test", scores.test))
+            {"phase": phase, "site": site, "name": what, "value": round_to(value)}
+            for phase, what, values in (
+                ("val", name, scores.val),
+                ("test", name, scores.test),
+                ("attack", "backdoor", memory.backdoor),
+            )
             for site, value in values.items()
         ] + self._certainty(models)
 

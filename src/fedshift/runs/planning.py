@@ -90,7 +90,7 @@ def prepare(
     # Read once, by whoever asks first: looking the data over and all sites on this machine share it.
     dataset = opened_once(dataset)
     roles = assign_roles(config, dataset)
-    _check_attacks(config, roles)
+    _check_attacks(config, dataset, roles)
     dataset = dataclasses.replace(dataset, warnings=(*dataset.warnings, *_check_found_ids(dataset, roles)))
     complete, precision = with_precision(_completed(config, dataset, roles), dataset, is_local)
     if complete.weights is not None:
@@ -157,10 +157,12 @@ def _check_found_ids(dataset: Dataset, roles: Roles) -> list[str]:
     return warnings
 
 
-def _check_attacks(config: RunConfig, roles: Roles) -> None:
+def _check_attacks(config: RunConfig, dataset: Dataset, roles: Roles) -> None:
     # What a site sends can be forged without labels too.
     asked = {name for person in roles.sites if person.role != "held-out" for name in person.domains}
     for attack in map(parse_attack, config.attack):
+        if attack.kind == "backdoor" and (dataset.task != "classification" or len(dataset.input_shape) != 3):
+            raise InputError("config-value", f"attack {attack}: a trigger is put into images that have classes")
         if attack.kind in FORGED and attack.domain not in asked:
             message = f"attack {attack}: {attack.domain!r} sends nothing it has learned in this run."
             raise InputError("config-roles", f"{message} {nearest(attack.domain, asked)}")

@@ -33,7 +33,8 @@ class Memory:
     this machine have stored by then; `metrics_...` is how much of `metrics.jsonl` belongs to it;
     `planned` is how many rounds it was to have by then, and `replans` how that changed. `sent` is
     what sites have of models that cross as changes. `mean` is the mean of each model over its last `mean_of` rounds, if
-    `average_rounds` asks for it."""
+    `average_rounds` asks for it. `backdoor` is each target's share of triggered images that the last scored models take
+    for the class that an attack wants."""
 
     round: int
     state: Any
@@ -44,6 +45,7 @@ class Memory:
     seconds: float = 0.0
     confusions: dict[str, Tensor] = field(default_factory=dict)
     validation: dict[str, Tensor] = field(default_factory=dict)
+    backdoor: dict[str, float] = field(default_factory=dict)
     mean: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     mean_of: dict[str, int] = field(default_factory=dict)
     states: tuple[str, ...] = ()
@@ -108,6 +110,8 @@ def make_results(
         "replans": [dataclasses.asdict(replan) for replan in memory.replans],
         "model_sha256": digest,
     }
+    if memory.backdoor:
+        results["backdoor"] = memory.backdoor
     return results | {"intervals": intervals(results)}
 
 

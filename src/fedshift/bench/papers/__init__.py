@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedshift.bench.grid import as_suite
-from fedshift.bench.papers import copa, csac, dualadapt, kd3a, ours, robust
+from fedshift.bench.papers import copa, csac, dualadapt, kd3a, ours, poison, robust
 from fedshift.bench.papers.selection import SELECTION
 from fedshift.bench.suite import Suite
 from fedshift.errors import InputError, nearest
@@ -16,6 +16,7 @@ EXPERIMENTS = (
     *kd3a.EXPERIMENTS,
     *dualadapt.EXPERIMENTS,
     *robust.EXPERIMENTS,
+    *poison.EXPERIMENTS,
     *ours.EXPERIMENTS,
 )
 
