@@ -40,9 +40,11 @@ def measured(keys: Mapping[str, Any], method: str, compress: str, seed: int) -> 
         setting = "adapt" if method == "kd3a" else "generalize"
         values = {**keys, "method": method, "setting": setting, "compress": compress, "seed": seed}
         results = run(make_config(values), Path(folder))
-    (accuracy,) = results["per_target"].values()
+    ((target, accuracy),) = results["per_target"].items()
     sent = results["bytes"]
     return {
+        "arch": values["arch"],
+        "target": target,
         "method": method,
         "compress": compress,
         "seed": seed,
