@@ -237,8 +237,8 @@ EXPERIMENTS = (
             Row("+ consensus focus", "kd3a", {"kd3a": {"mmd": False}}),
             Row("+ BatchNorm MMD", "kd3a"),
             # BatchNorm MMD does two things: its steps, and running statistics that become those of the target.
-            Row("+ BatchNorm MMD, loss alone", "kd3a", {"kd3a": {"mmd_mode": "eval"}}),
-            Row("+ the target's statistics alone", "kd3a", {"norm": "own", "kd3a": {"mmd": False}}),
+            Row("+ BatchNorm MMD: loss alone", "kd3a", {"kd3a": {"mmd_mode": "eval"}}),
+            Row("+ own statistics instead of MMD", "kd3a", {"norm": "own", "kd3a": {"mmd": False}}),
         ),
         each_target,
         (recipes.KD3A_DOMAINNET,),
