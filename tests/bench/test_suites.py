@@ -99,6 +99,16 @@ def cut_down(experiment: Experiment) -> Experiment:
     return replace(experiment, rows=rows, mini=mini, layout=fewer_columns(experiment.mini.layout or experiment.layout))
 
 
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
+def test_adabn_trains_as_long_as_source_only(experiment: Experiment) -> None:
+    passes = {
+        job.row: (job.config.rounds, job.config.local_epochs, job.config.batch_size, job.config.lr)
+        for job in mini_jobs(experiment)
+        if job.row.lower() in ("adabn", "source-only", "source only")
+    }
+    assert len(set(passes.values())) <= 1, passes
+
+
 ALWAYS = ("copa/table4", "csac/table3", "kd3a/fig3", "dualadapt/table3")
 """One grid of each paper runs in `make test`."""
 

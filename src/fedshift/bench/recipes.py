@@ -328,6 +328,7 @@ ONE_TO_MANY = Recipe(
     {
         # As many passes over the home's data as the other methods make; their first round is pre-training.
         "source-only": {"rounds": 16},
+        "adabn": {"rounds": 16},
         "dualadapt": {"rounds": 9, "dualadapt": {"pretrain_epochs": 8.0}},
         "fed-oracle": {"rounds": 9, "fed-oracle": {"pretrain_epochs": 8.0}},
         "fed-mcd": {"fed-mcd": {"repeats": 2}},
@@ -390,6 +391,7 @@ STREETS = Recipe(
     },
     {
         "source-only": {"rounds": 9},
+        "adabn": {"rounds": 9},
         **{name: {"rounds": 6, name: {"pretrain_epochs": 4.0}} for name in ("dualadapt", "fed-oracle")},
         **{name: {name: {"repeats": 2}} for name in ("fed-mcd", "cent-mcd")},
     },

@@ -76,7 +76,7 @@ EXPERIMENTS = (
         ),
         one_home,
         (_CLIENTS,),
-        recipes.ONE_TO_MANY.but({name: {"rounds": 16} for name in ("adabn", "fedlooks")}),
+        recipes.ONE_TO_MANY.but({"fedlooks": {"rounds": 16}}),
         baseline="AdaBN",
         per_client=True,
     ),
