@@ -42,6 +42,8 @@ class Training:
     augment: tuple[str, ...]
     backbone_lr_factor: float = 1.0
     """Times the learning rate: the backbone's. All else of the network, and beside it, learns at the rate itself."""
+    probe_epochs: int = 0
+    """Passes of the head alone over features of the initial backbone, before round 1."""
 
     def lr_of(self, key: str, round: int) -> float:
         """The learning rate in a round of what a network's state dict has under `key`."""

@@ -181,6 +181,7 @@ class Policy:
         whole = (
             (training.rounds, 0, MOST_ROUNDS),
             (training.batch_size, 1, _MOST),
+            (training.probe_epochs, 0, MOST_ROUNDS),
             (plan.threads, 1, _MOST_THREADS),
             (plan.seed, -(2**63), 2**64),
             *((size, 1, _MOST) for size in model.input_shape),

@@ -65,6 +65,7 @@ class RunConfig(BaseModel):
     lr: float | None = Field(None, gt=0)
     lr_min: float | None = Field(None, ge=0)
     backbone_lr_factor: float | None = Field(None, gt=0)
+    probe_epochs: int | None = Field(None, ge=0, le=1000)
     momentum: float | None = Field(None, ge=0, lt=1)
     weight_decay: float | None = Field(None, ge=0)
     local_epochs: float | None = Field(None, gt=0)
@@ -142,6 +143,7 @@ DEFAULTS: dict[str, Any] = {
     "local_epochs": 1.0,
     "schedule": "cosine",
     "backbone_lr_factor": 1.0,
+    "probe_epochs": 0,
     "average_rounds": 0.0,
 }
 """Used where neither the user nor the method's paper gives a value; `lr` comes from the architecture."""

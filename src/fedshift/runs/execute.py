@@ -29,6 +29,7 @@ from fedshift.methods import find_about, find_method
 from fedshift.methods.base import SHARED, Method
 from fedshift.methods.calibration import Calibration, ask_sureness, calibrate, tell
 from fedshift.methods.evaluation import SCORED_AT_ONCE, certainty, headline, score_models, score_triggered
+from fedshift.methods.probe import with_probed_head
 from fedshift.methods.statistics import with_own_statistics
 from fedshift.runs.card import model_card
 from fedshift.runs.config import RunConfig, as_recorded
@@ -214,6 +215,10 @@ class _Execution:
         self.progress.message(origin)
         if self.prepared.choices:
             self.progress.message(self.prepared.choices)
+        if self.plan.training.probe_epochs:
+            with_probed_head(base, self.fed)
+            epochs = self.plan.training.probe_epochs
+            self.progress.message(f"the head was first trained alone, for {epochs} epochs at each site")
         memory = Memory(0, self.method.init(base, self.fed))
         for site, found in described.items():
             if found.skipped:

@@ -23,6 +23,7 @@ from fedshift.machine import keep_freed_memory
 from fedshift.methods import find_method
 from fedshift.methods.calibration import sureness
 from fedshift.methods.evaluation import score
+from fedshift.methods.probe import probe
 from fedshift.methods.statistics import measure
 from fedshift.nn.archs import find_arch
 from fedshift.registry import allow_import, allow_only, import_module
@@ -76,7 +77,9 @@ def _hosts(setup: Mapping[str, Any]) -> dict[str, Callable[[Request], bytes]]:
         method = find_method(plan.method)  # Its steps are known from here on.
         find_arch(plan.model.arch)
         if "imports" not in setup:
-            steps = frozenset(step.name for step in (*method.steps, introduce, score, sureness, measure, offer, reveal))
+            steps = frozenset(
+                step.name for step in (*method.steps, introduce, probe, score, sureness, measure, offer, reveal)
+            )
     except Exception as error:
         return {spec.name: partial(_refuse, spec, error) for spec in specs}
     # Sites of one data set, as on the user's own machine, share it: it is opened once in this process.
