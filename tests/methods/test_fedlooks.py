@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedshift.data.batches import LabelledBatch, UnlabelledBatch
 from fedshift.errors import InputError
 from fedshift.functional.norms import standardised
-from fedshift.methods.fedlooks.source import Hyper, looks_network, loss_of_looks, source_rounds
+from fedshift.methods.fedlooks.source import Hyper, looks_network, looks_of, loss_of_looks, source_rounds
 from fedshift.methods.fedlooks.target import loss_of_labels
 from fedshift.runs.config import make_config
 from fedshift.runs.directory import read_metrics
@@ -60,6 +60,27 @@ def test_labels_are_smoothed() -> None:
     """0.1 smoothing over two classes: 0.95 of class 0, 0.05 of class 1."""
     loss = loss_of_looks(Recorded(), Hyper(), torch.Generator())(batch([0, 0]))
     assert loss.item() == pytest.approx(0.95 * math.log(4 / 3) + 0.05 * math.log(4))
+
+
+def test_with_replaced_a_share_of_the_images_are_looks_and_each_passes_once() -> None:
+    """Of 400 images at a half 200 +- 40 change; the others stay as they are."""
+    net, seen = Recorded(), batch([0] * 400)
+    loss = loss_of_looks(net, Hyper(smoothing=0.0, replaced=0.5), torch.Generator().manual_seed(1))(seen)
+    (passed,) = net.seen
+    changed = (passed != seen.x).flatten(1).any(1)
+    assert 160 < changed.sum() < 240 and len(passed) == 400
+    assert loss.item() == pytest.approx(math.log(4 / 3))
+
+
+def test_blended_looks_lie_between_the_image_and_its_look() -> None:
+    """By a share from 0 to 1 that an image draws: over 400 of them its mean is 1/2 and its deviation 0.29."""
+    x = batch([0] * 400).x
+    looks = looks_of(x, Hyper(depth=1), torch.Generator().manual_seed(2))
+    mixed = looks_of(x, Hyper(depth=1, blended=True), torch.Generator().manual_seed(2))
+    shares = ((mixed - x) * (looks - x)).flatten(1).sum(1) / ((looks - x) ** 2).flatten(1).sum(1)
+    assert torch.allclose(mixed, torch.lerp(x, looks, shares[:, None, None, None]), atol=1e-5)
+    assert shares.mean().item() == pytest.approx(0.5, abs=0.05)
+    assert shares.std().item() == pytest.approx(0.29, abs=0.03)
 
 
 def test_a_single_image_is_no_error() -> None:

@@ -15,6 +15,7 @@ from fedshift.federation.ledger import LEDGER
 from fedshift.federation.releases import kinds
 from fedshift.methods import find_about, find_method
 from fedshift.methods.evaluation import score
+from fedshift.methods.probe import probe
 from fedshift.methods.statistics import measure
 from fedshift.runs.config import read_config
 from fedshift.runs.directory import RunDirectory
@@ -40,7 +41,14 @@ def data_flows(method: str, setting: str) -> list[Flow]:
     """Everything that can leave a site under a method, from the types that the code obeys."""
     about, found = find_about(method), []
     measures = setting == "multi-adapt" and not about.uses_statistics
-    for step in (introduce, *find_method(method).steps, *((measure,) if measures else ()), score):
+    probes = about.aggregation != "own"
+    for step in (
+        introduce,
+        *((probe,) if probes else ()),
+        *find_method(method).steps,
+        *((measure,) if measures else ()),
+        score,
+    ):
         for field, kind in kinds(step.release).items():
             if field not in about.unsent:
                 to = "coordinator and other sites" if field in step.release.passed_on else "coordinator"

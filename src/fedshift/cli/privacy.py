@@ -17,6 +17,7 @@ from fedshift.federation.releases import kinds
 from fedshift.methods import find_about, find_method
 from fedshift.methods.calibration import sureness
 from fedshift.methods.evaluation import score
+from fedshift.methods.probe import probe
 from fedshift.methods.statistics import measure
 from fedshift.runs.privacy import LEVELS, OUTSIDE
 
@@ -36,10 +37,18 @@ def show_privacy(method: str) -> None:
         table.add_column(column, no_wrap=True, overflow="fold")
     for column in ("what it is", "to", "secure aggregation"):
         table.add_column(column, min_width=12, overflow="fold")
-    # Besides the method's steps, every site introduces itself once, measures its statistics with norm=own, and scores
-    # models if it has labels. DualAdapt's clients send their statistics in its own step.
+    # Besides the method's steps, every site introduces itself once, trains a head with probe_epochs, measures its
+    # statistics with norm=own, and scores models if it has labels. DualAdapt's clients send theirs in its own step.
     measures = "multi-adapt" in about.settings and not about.uses_statistics
-    for step in (introduce, *implementation.steps, *((measure,) if measures else ()), score, sureness):
+    probes = about.aggregation != "own"
+    for step in (
+        introduce,
+        *((probe,) if probes else ()),
+        *implementation.steps,
+        *((measure,) if measures else ()),
+        score,
+        sureness,
+    ):
         table.add_section()
         table.add_row(step.name)
         for field, kind in kinds(step.release).items():

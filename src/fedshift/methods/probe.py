@@ -37,11 +37,11 @@ def probe(site: Labelled, backbone: Weights, head: Weights, rng: Rng) -> Probed:
     """SGD on the head, at the rate of round 1 falling as a cosine. Features are computed once: a passage of the images
     and nothing more."""
     training = site.plan.training
+    given = {f"backbone.{key}": value for key, value in backbone.items()}
+    given |= {f"head.{key}": value for key, value in head.items()}
     with weights_follow():
-        net = _network(site.plan)
-    net.backbone.load_state_dict(dict(backbone))
-    net.head.load_state_dict(dict(head))
-    with_weights(net, net.state_dict(), site.device).eval()
+        net = _network(site.plan, given)
+    with_weights(net, given, site.device).eval()
     with torch.no_grad():
         batches = site.train.batches(_BATCH, rng, 1.0, augmentation(site.plan))
         found = [(net.features(batch.x), batch.y) for batch in batches]
@@ -61,18 +61,19 @@ def _learn(head: nn.Module, features: Tensor, labels: Tensor, optimizer: torch.o
     optimizer.step()
 
 
-def _network(plan: Plan) -> Network:
-    """The method's own network where it has one head, so that images are normalised as the method does it."""
+def _network(plan: Plan, weights: Weights) -> Network:
+    """The method's own network where the weights before round 1 are for it, since it may treat images in its own way;
+    else the plan's, which they are for."""
     from fedshift.methods import find_method
 
     own = find_method(plan.method).network(plan)
-    return own if isinstance(own, Network) else plain_network(plan)
+    return own if isinstance(own, Network) and own.state_dict().keys() == weights.keys() else plain_network(plan)
 
 
 def with_probed_head(base: Network, fed: Federation) -> None:
     """Gives `base` the mean of the heads that the sites with labels find for its features."""
-    if fed.plan.model.task != "classification" or not isinstance(base.head, nn.Linear):
-        raise InputError("method-needs", "probe_epochs: it is for classification by a linear head; set it to 0")
+    if not any(True for _ in base.head.parameters()):
+        raise InputError("method-needs", "probe_epochs: this network has no head of its own; set it to 0")
     head = weights_of(base.head)
     replies = fed.ask(fed.labelled, probe, backbone=weights_of(base.backbone), head=head, expect={"head": head})
     mean = fed.average(

@@ -220,6 +220,11 @@ class _Execution:
             epochs = self.plan.training.probe_epochs
             self.progress.message(f"the head was first trained alone, for {epochs} epochs at each site")
         memory = Memory(0, self.method.init(base, self.fed))
+        memory.learning, memory.counters, memory.sent = (
+            self.fed.learning,
+            dict(self.fed.counters),
+            self.fed.broadcasts.state(),
+        )
         for site, found in described.items():
             if found.skipped:
                 self.progress.message(f"{site}: {found.skipped} files could not be read (see fedshift check-data)")

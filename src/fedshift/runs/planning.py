@@ -100,6 +100,7 @@ def prepare(
     if is_local:
         require_possible(simulated_policy(complete), plan, complete.norm)
     _check_sites(complete, roles, plan)
+    _check_probe(complete, plan)
     return Prepared(complete, dataset, roles, plan, is_local, choices)
 
 
@@ -134,6 +135,25 @@ def _check_sites(config: RunConfig, roles: Roles, plan: Plan) -> None:
                 f"{needs} {drawn} take part in a round: raise sites_per_round, lower bad_sites, or choose clipped or"
                 " median",
             )
+
+
+def _check_probe(config: RunConfig, plan: Plan) -> None:
+    """Refuses to train the head alone first where that has no meaning, or another answer of sites no place."""
+    if not config.probe_epochs:
+        return
+    reason = ""
+    if plan.model.task != "classification":
+        reason = "it is for classification"
+    elif find_about(config.method).aggregation == "own":
+        reason = f"{config.method} shares nothing between sites"
+    elif not _may_probe(config):
+        reason = "it is neither for secure_aggregation nor for budgets of differential privacy"
+    if reason:
+        raise InputError("method-needs", f"probe_epochs: {reason}; set it to 0")
+
+
+def _may_probe(config: RunConfig) -> bool:
+    return not config.secure_aggregation and simulated_policy(config).promise is None
 
 
 def _check_found_ids(dataset: Dataset, roles: Roles) -> list[str]:
@@ -326,6 +346,8 @@ def for_pretrained(config: RunConfig, about: About) -> dict[str, Any]:
     if config.weights is None:
         return {}
     chosen = {**PRETRAINED, **about.pretrained}
+    if not _may_probe(config):
+        chosen.pop("probe_epochs", None)
     is_average = about.needs_statistics and (config.norm in ("average", "own") or config.freeze_norm is False)
     if is_average or "preset" in config.given:
         chosen.pop(about.name, None)  # They belong to frozen statistics; a preset has values of its own.

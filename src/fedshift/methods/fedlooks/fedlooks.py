@@ -80,7 +80,7 @@ FEDLOOKS = About(
     "fedlooks",
     EVERYWHERE,
     "fedshift",
-    pretrained={"lr": 0.004},
+    pretrained={"lr": 0.004, "probe_epochs": 10},
     best_norm="own",
     draws_sites=True,
     counters={"fedlooks.adaptation-diverged": "Adaptation gave NaN or infinite weights and was undone."},

@@ -30,6 +30,10 @@ class Hyper:
     """How often a look's random filter is applied at most; 0: no looks."""
     spread: float = 0.5
     """Deviation of a look's random contrasts and brightnesses."""
+    blended: bool = False
+    """Whether a look is mixed with its image, by a share that each image draws."""
+    replaced: float = 0.0
+    """How many of the images are learned as looks instead, as a share; 0: every image is learned twice."""
     smoothing: float = 0.1
     """Label smoothing."""
     source_rounds: float = 1.0
@@ -49,8 +53,9 @@ class Hyper:
             raise ValueError(f"smoothing must be at least 0 and below 1, not {self.smoothing}")
         if not 0 < self.source_rounds <= 1:
             raise ValueError(f"source_rounds is a share above 0 and at most 1, not {self.source_rounds}")
-        if not 0 <= self.gate <= 1:
-            raise ValueError(f"gate must be from 0 to 1, not {self.gate}")
+        for key in ("gate", "replaced"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise ValueError(f"{key} must be from 0 to 1, not {getattr(self, key)}")
         for key in ("spread", "target_rate", "information"):
             if not 0 <= getattr(self, key) < float("inf"):
                 raise ValueError(f"{key} must be 0 or more, not {getattr(self, key)}")
@@ -87,14 +92,17 @@ def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
 def loss_of_looks(net: torch.nn.Module, hyper: Hyper, generator: torch.Generator) -> Callable[[LabelledBatch], Tensor]:
     """Mean cross-entropy of all images and their looks.
 
-    They pass in two halves, each as large as the batch and each with images and looks of these, which BatchNorm
-    normalises together. Two batches take less time than one that is twice as large.
+    With `replaced`, an image passes once: as it is, or as a look. Otherwise all pass in two halves, each as large as
+    the batch and each with images and looks of these, which BatchNorm normalises together. Two batches take less time
+    than one that is twice as large.
     """
 
     def loss_of(batch: LabelledBatch) -> Tensor:
         if hyper.depth == 0:
             return cross_entropy(net(batch.x), batch.y, smoothing=hyper.smoothing)
-        looks = random_looks(batch.x, generator, hyper.depth, hyper.spread)
+        if hyper.replaced > 0:
+            return cross_entropy(net(replaced(batch.x, hyper, generator)), batch.y, smoothing=hyper.smoothing)
+        looks = looks_of(batch.x, hyper, generator)
         loss = torch.zeros((), device=looks.device)
         for half in (slice(0, None, 2), slice(1, None, 2)):
             own, y = batch.x[half], batch.y[half]
@@ -105,3 +113,17 @@ def loss_of_looks(net: torch.nn.Module, hyper: Hyper, generator: torch.Generator
         return loss
 
     return loss_of
+
+
+def looks_of(x: Tensor, hyper: Hyper, generator: torch.Generator) -> Tensor:
+    """A random look of each image; with `blended`, mixed with the image."""
+    looks = random_looks(x, generator, hyper.depth, hyper.spread)
+    if not hyper.blended:
+        return looks
+    return torch.lerp(x, looks, torch.rand(len(x), 1, 1, 1, generator=generator).to(x.device, x.dtype))
+
+
+def replaced(x: Tensor, hyper: Hyper, generator: torch.Generator) -> Tensor:
+    """The images, of which each has become a look of itself with the probability `replaced`."""
+    chosen = (torch.rand(len(x), generator=generator) < hyper.replaced).nonzero().squeeze(1).to(x.device)
+    return x if not len(chosen) else x.index_copy(0, chosen, looks_of(x[chosen], hyper, generator))

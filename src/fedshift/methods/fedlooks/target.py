@@ -17,8 +17,7 @@ from fedshift.data.batches import UnlabelledBatch
 from fedshift.federation.releases import Weights
 from fedshift.federation.site import Unlabelled
 from fedshift.functional.information import diversity, entropy
-from fedshift.functional.looks import random_looks
-from fedshift.methods.fedlooks.source import Hyper, looks_network
+from fedshift.methods.fedlooks.source import Hyper, looks_network, looks_of
 from fedshift.methods.local import over_target, sgd, train_batches, weights_of, with_weights
 from fedshift.nn.network import Network
 from fedshift.nn.normalisation import remembering
@@ -71,7 +70,7 @@ def loss_of_labels(
     def loss_of(batch: UnlabelledBatch) -> Tensor:
         x, images = batch.x, len(batch.x)
         if hyper.depth > 0:
-            x = torch.cat([x, random_looks(x, generator, hyper.depth, hyper.spread)])
+            x = torch.cat([x, looks_of(x, hyper, generator)])
         scores, copies = net(x), len(x) // images
         index = batch.index.repeat(copies)
         y, weight = labels[index].to(x.device), sure[index].to(x.device)
