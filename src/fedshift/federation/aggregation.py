@@ -22,7 +22,8 @@ FAR = 0.25
 COUNT_MULTIPLE = 4.0
 """A site may count this many times as much as the median site, whatever number of samples it states."""
 
-HELD_BYTES = 256 * 1024 * 1024
+HELD_BYTES, HELD_MODELS = 256 * 1024 * 1024, 256
+"""What of replies is kept in memory at most. Small ones cost more than they have bytes."""
 
 T = TypeVar("T")
 
@@ -73,7 +74,7 @@ def held(items: Iterable[T], model_of: Callable[[T], Mapping[str, Tensor]]) -> I
     for item in rest:
         kept.append(item)
         size += sum(tensor.nbytes for tensor in model_of(item).values())
-        if size > HELD_BYTES:
+        if size > HELD_BYTES or len(kept) > HELD_MODELS:
             return itertools.chain(kept, rest)
     return kept
 

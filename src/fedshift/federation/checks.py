@@ -315,8 +315,15 @@ def tensors_of(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def length_of_update(new: Mapping[str, Tensor], old: Mapping[str, Tensor] | None) -> float:
     """The L2 norm of `new` - `old`, or of `new` alone, over all floating tensors; not finite if they are not."""
+    floating = {name: after for name, after in new.items() if after.is_floating_point()}
+    before = None if old is None else [old[name] for name in floating]
+    if before and sum(after.numel() for after in before) <= _PIECE:
+        # A small model in three calls. Where squares are beyond float32, the long way below tells.
+        changes = torch._foreach_sub(list(floating.values()), before)
+        length = float(torch.linalg.vector_norm(torch.stack([norm.double() for norm in torch._foreach_norm(changes)])))
+        if math.isfinite(length):
+            return length
     squares = 0.0
-    for name, after in new.items():
-        if after.is_floating_point():
-            squares += square_distance(after, after.new_zeros(()).expand(after.shape) if old is None else old[name])
+    for name, after in floating.items():
+        squares += square_distance(after, after.new_zeros(()).expand(after.shape) if old is None else old[name])
     return math.sqrt(squares)

@@ -21,6 +21,7 @@ from fedshift.federation.aggregation import (
     DEFAULT,
     FAR,
     HELD_BYTES,
+    HELD_MODELS,
     RULES,
     Gathered,
     RobustRule,
@@ -43,9 +44,7 @@ from fedshift.rng import Rng
 
 R = TypeVar("R", bound=Release)
 
-IN_MEMORY_BYTES = HELD_BYTES
-IN_MEMORY_REPLIES = 256
-"""Small replies cost more memory than they have bytes."""
+IN_MEMORY_BYTES, IN_MEMORY_REPLIES = HELD_BYTES, HELD_MODELS
 
 
 class Replies(Generic[R]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 import time
@@ -52,6 +53,10 @@ class Step(Generic[R]):
     @property
     def scores_only(self) -> bool:
         return self.view is Evaluated
+
+    @functools.cached_property
+    def takes_rng(self) -> bool:
+        return "rng" in inspect.signature(self.run).parameters
 
     def number(self, payload: Mapping[str, Any]) -> str:
         """What may be asked once in a round."""
@@ -286,7 +291,7 @@ def _run(host: SiteHost, request: Request, known: Step[Any], payload: Mapping[st
     guard = _guard(host, request, known)
     site.private = guard.record if guard else None
     rng = Rng.of(host.plan.seed, request.round, host.spec.name, request.step)
-    if "rng" in inspect.signature(known.run).parameters:
+    if known.takes_rng:
         arguments["rng"] = rng
     with isolated_randomness(rng), fixed_threads(host.plan.threads), counted_steps(host.spec.is_remote) as steps:
         release = known.run(site, **arguments)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 
 import torch
 from torch import Tensor
 
 PIECE = 2**16
 """Numbers that are worked on at a time: in float64 they stay in the processor's cache."""
+_SUMMED = 2**17
+_ROWS = 4
+"""The same of sums over models, of which so many are brought to float64 at a time."""
 _SMALLEST_SQUARE = 1e-25
 
 
@@ -55,41 +59,47 @@ class WeightedMean:
         }
         for name, mean in found.items():
             if mean.is_floating_point():
-                flat, known = mean.view(-1), self._sums.get(name)
+                known = self._sums.get(name)
+                sums = known.split(_SUMMED) if known is not None else ()
                 # Scratch in the cache: further models may still be added to the sums.
-                scratch = torch.empty(min(PIECE, len(flat)), dtype=torch.float64)
-                for piece, add in self._pieces(name):
-                    part = flat[piece]
+                scratch = torch.empty(min(_SUMMED, mean.numel()), dtype=torch.float64)
+                for place, (part, pieces) in enumerate(self._pieces(name, mean.view(-1))):
                     total = scratch[: len(part)]
-                    total.zero_() if known is None else total.copy_(known[piece])
-                    add(total)
+                    if sums:
+                        total.copy_(sums[place])
+                    self._add_pieces(total, pieces, is_new=not sums)
                     part.copy_(total.div_(self._total))
         return found
 
     def _add_up(self) -> None:
         for name, first in self._first.items():
             if first.is_floating_point():
-                if name not in self._sums:
-                    self._sums[name] = torch.zeros(first.numel(), dtype=torch.float64)
-                for piece, add in self._pieces(name):
-                    add(self._sums[name][piece])
+                is_new = name not in self._sums
+                if is_new:
+                    self._sums[name] = torch.empty(first.numel(), dtype=torch.float64)
+                for total, pieces in self._pieces(name, self._sums[name]):
+                    self._add_pieces(total, pieces, is_new=is_new)
         self._waiting.clear()
 
-    def _pieces(self, name: str) -> Iterator[tuple[slice, Callable[[Tensor], None]]]:
-        """Every piece of a tensor, and what adds that piece of the waiting models to a total."""
-        models = [(weights[name].detach().reshape(-1), weight) for weights, weight in self._waiting]
-        count = self._first[name].numel()
-        buffer = torch.empty(min(PIECE, count), dtype=torch.float64)
-        for start in range(0, count, PIECE):
-            piece = slice(start, min(start + PIECE, count))
+    def _pieces(self, name: str, flat: Tensor) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+        """Every piece of `flat`, and the same piece of the tensor in each waiting model."""
+        models = [weights[name].detach().reshape(-1).split(_SUMMED) for weights, _ in self._waiting]
+        if flat.numel():
+            yield from zip(flat.split(_SUMMED), zip(*models, strict=True) if models else repeat(()), strict=False)
 
-            def add(total: Tensor, piece: slice = piece) -> None:
-                own = buffer[: len(total)]
-                for tensor, weight in models:
-                    # The product must be formed in float64 as well: weight * a half-precision tensor may overflow.
-                    total.add_(own.copy_(tensor[piece]), alpha=weight)
-
-            yield piece, add
+    def _add_pieces(self, total: Tensor, pieces: Sequence[Tensor], *, is_new: bool) -> None:
+        """Adds a piece of each waiting model to `total`, which holds nothing yet if it `is_new`."""
+        weights = [weight for _, weight in self._waiting]
+        if is_new and pieces:
+            # The product must be formed in float64 as well: weight * a half-precision tensor may overflow.
+            total.copy_(pieces[0]).mul_(weights[0])
+            pieces, weights = pieces[1:], weights[1:]
+        rows = list(torch.empty(min(_ROWS, len(pieces)), len(total), dtype=torch.float64).unbind())
+        for start in range(0, len(pieces), _ROWS):
+            some = pieces[start : start + _ROWS]
+            torch._foreach_copy_(rows[: len(some)], list(some))  # One call for all of them.
+            for row, weight in zip(rows, weights[start : start + _ROWS], strict=False):
+                total.add_(row, alpha=weight)
 
     def _start(self, weights: Mapping[str, Tensor]) -> None:
         if not weights:
@@ -136,14 +146,13 @@ def update_norm(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> float:
 def square_distance(a: Tensor, b: Tensor) -> float:
     """The sum of the squares of `a` - `b`, two floating tensors of one shape, to six digits or more; not finite if they
     are not. Squares are added up in float32 for a piece, and pieces in float64."""
-    one, other, squares = a.detach().reshape(-1), b.detach().reshape(-1), 0.0
-    for start in range(0, len(one), PIECE):
-        piece = slice(start, start + PIECE)
-        difference = one[piece] - other[piece]
+    squares = 0.0
+    for one, other in zip(a.detach().reshape(-1).split(PIECE), b.detach().reshape(-1).split(PIECE), strict=True):
+        difference = one - other
         square = float(torch.dot(difference, difference)) if difference.dtype == torch.float32 else 0.0
         if not _SMALLEST_SQUARE < square < math.inf and bool(difference.any()):
             # Beyond what float32 can add up, or another type.
-            exact = one[piece].to(torch.float64) - other[piece].to(torch.float64)
+            exact = one.to(torch.float64) - other.to(torch.float64)
             square = float(torch.dot(exact, exact))
         squares += square
     return squares
