@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,20 @@ import pytest
 import torch
 from torch import nn
 
+from fedshift.data.batches import LabelledBatch
 from fedshift.errors import SiteError
 from fedshift.federation.budget import RecordPrivacy
 from fedshift.functional.losses import cross_entropy
-from fedshift.methods.private import clipped_sum, mixing_layers, sampling, train_privately
+from fedshift.methods.copa.parts import CollaborativeLoss, Hyper, collaborative_loss
+from fedshift.methods.fedlooks.source import LossOfLook
+from fedshift.methods.private import CrossEntropy, clipped_sum, mixing_layers, sampling, train_privately
+from fedshift.nn.network import Network, WholeNet
+
+
+def summed(net: nn.Module, x: torch.Tensor, y: torch.Tensor, clip: float) -> dict[str, torch.Tensor]:
+    loss = CrossEntropy(net)
+    found = clipped_sum(loss, dict(loss.named_parameters()), (x, y), clip)
+    return {name.removeprefix("net."): value for name, value in found.items()}
 
 
 def small_net() -> nn.Sequential:
@@ -31,7 +42,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 def test_the_sum_is_that_of_single_gradients_each_clipped() -> None:
     net, (x, y) = small_net(), batch()
     parameters = dict(net.named_parameters())
-    found = clipped_sum(net, parameters, x, y, 0.7)
+    found = summed(net, x, y, 0.7)
     wanted = {name: torch.zeros_like(value) for name, value in parameters.items()}
     clipped = 0
     for one in range(len(x)):
@@ -51,7 +62,7 @@ def test_it_agrees_with_opacus() -> None:
         warnings.simplefilter("ignore")
         opacus = pytest.importorskip("opacus.grad_sample")
         net, (x, y) = small_net(), batch()
-        found = clipped_sum(net, dict(net.named_parameters()), x, y, 0.5)
+        found = summed(net, x, y, 0.5)
         theirs = opacus.GradSampleModule(net)
         nn.functional.cross_entropy(theirs(x), y, reduction="sum").backward()
     each = [parameter.grad_sample for parameter in theirs.parameters()]
@@ -64,13 +75,10 @@ def test_it_agrees_with_opacus() -> None:
 def test_one_sample_moves_the_sum_by_at_most_the_clip() -> None:
     net, (x, y) = small_net(), batch()
     x[3] *= 1e4
-    parameters = dict(net.named_parameters())
-    whole, less = (
-        clipped_sum(net, parameters, x[keep], y[keep], 0.3) for keep in (range(12), [*range(3), *range(4, 12)])
-    )
+    whole, less = (summed(net, x[keep], y[keep], 0.3) for keep in (range(12), [*range(3), *range(4, 12)]))
     moved = torch.cat([(whole[name] - less[name]).flatten() for name in whole]).norm()
     assert 0 < float(moved) <= 0.3 * (1 + 1e-5)
-    assert all(not bool(value.any()) for value in clipped_sum(net, parameters, x[:0], y[:0], 0.3).values())
+    assert all(not bool(value.any()) for value in summed(net, x[:0], y[:0], 0.3).values())
 
 
 def test_layers_that_mix_samples_are_found() -> None:
@@ -106,7 +114,7 @@ def test_a_site_trains_with_that_noise_and_says_what_it_cost(tmp_path: Path) -> 
         before = torch.cat([value.detach().flatten().clone() for value in net.parameters()])
         private = RecordPrivacy(1.0, noise, b"k" * 32)
         site = SimpleNamespace(private=private, plan=plan, train=data, device=torch.device("cpu"))
-        train_privately(site, net, torch.optim.SGD(net.parameters(), lr=0.1), Rng.of(0))  # type: ignore[arg-type]
+        train_privately(site, CrossEntropy(net), torch.optim.SGD(net.parameters(), lr=0.1), Rng.of(0))  # type: ignore[arg-type]
         after = torch.cat([value.detach().flatten() for value in net.parameters()])
         changes.append(after - before)
         assert (private.rate, private.steps) == (0.2, 5)
@@ -114,4 +122,36 @@ def test_a_site_trains_with_that_noise_and_says_what_it_cost(tmp_path: Path) -> 
     assert float((changes[1] - changes[0]).std()) == pytest.approx(5**0.5 * 0.1 * 50 / 8, rel=0.15)
     net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(192), nn.Linear(192, 5)).train()
     with pytest.raises(SiteError, match="normalises by the batch"):
-        train_privately(site, net, torch.optim.SGD(net.parameters(), lr=0.1), Rng.of(0))  # type: ignore[arg-type]
+        train_privately(site, CrossEntropy(net), torch.optim.SGD(net.parameters(), lr=0.1), Rng.of(0))  # type: ignore[arg-type]
+
+
+def single_gradients(loss_of: Callable[[int], torch.Tensor], net: nn.Module, count: int) -> list[torch.Tensor]:
+    each = [torch.autograd.grad(loss_of(one), list(net.parameters())) for one in range(count)]
+    return [torch.stack(parts).sum(0) for parts in zip(*each, strict=True)]
+
+
+def test_fedlooks_and_copa_are_learned_sample_by_sample() -> None:
+    """Without clipping, the sum over samples is the gradient of the losses that the methods use without a budget."""
+    x, y = batch()
+    net = Network(WholeNet(small_net()[:-1], 72), small_net()[-1], (0.5,) * 3, (0.5,) * 3, "small")
+    looks = torch.rand(x.shape, generator=torch.Generator().manual_seed(2))
+    judges = [nn.Linear(72, 5).requires_grad_(False) for _ in range(2)]
+    for hyper in (Hyper(), Hyper(judges="mean")):
+        loss: nn.Module = CollaborativeLoss(net, judges, hyper)
+        trained = {name: value for name, value in loss.named_parameters() if value.requires_grad}
+        found = clipped_sum(loss, trained, (x, y, looks), 1e9)
+        own, others = collaborative_loss(net, judges, lambda one: looks[_place(one, x)][None], hyper)
+        ones = [LabelledBatch(x[i : i + 1], y[i : i + 1], torch.arange(1)) for i in range(len(x))]
+        wanted = single_gradients(lambda i: own(ones[i]) + others(ones[i]), net, len(x))  # noqa: B023
+        for value, other in zip(found.values(), wanted, strict=True):
+            assert torch.allclose(value, other, atol=1e-4)
+    loss = LossOfLook(net, 0.1)
+    found = clipped_sum(loss, dict(loss.named_parameters()), (x, y, looks), 1e9)
+    both, labels = torch.cat([x, looks]), torch.cat([y, y])
+    whole = cross_entropy(net(both), labels, smoothing=0.1)
+    for value, other in zip(found.values(), torch.autograd.grad(whole, list(net.parameters())), strict=True):
+        assert torch.allclose(value, len(x) * other, atol=1e-4)
+
+
+def _place(one: torch.Tensor, x: torch.Tensor) -> int:
+    return int((x - one).abs().flatten(1).sum(1).argmin())

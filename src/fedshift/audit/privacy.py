@@ -63,7 +63,10 @@ def propose(
                 f"{method} lets {', '.join(unhidden)} leave, which no noise hides: there is no noise to propose",
             )
     if level == "record" and not all(step.by_sample or step.scores_only for step in steps):
-        raise InputError("method-needs", f"{method} does not train by DP-SGD, which --level record takes; fedavg does")
+        raise InputError(
+            "method-needs",
+            f"{method} does not train by DP-SGD, which --level record takes; fedavg, fedlooks and copa do",
+        )
     rate, taken = sampling(samples, batch_size, local_epochs) if level == "record" else (1.0, 1)
     answers = _answers(method, rounds)
     noise = noise_for(epsilon, delta, Mechanism(1.0, rate, taken * answers))

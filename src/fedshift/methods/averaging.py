@@ -29,7 +29,7 @@ from fedshift.methods.local import (
     train_batches,
     weights_of,
 )
-from fedshift.methods.private import train_privately
+from fedshift.methods.private import CrossEntropy, train_privately
 from fedshift.nn.network import Network
 from fedshift.rng import Rng
 
@@ -61,7 +61,7 @@ def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
     net = network_with(site.plan, model, site.device).train()
     optimizer = sgd(site, net)
     if site.private is not None:
-        train_privately(site, net, optimizer, rng)
+        train_privately(site, CrossEntropy(net), optimizer, rng)
         return Trained(model=weights_of(net), samples=site.train.used, loss=0.0)
     batches = site.train.batches(training.batch_size, rng, training.local_epochs, augmentation(site.plan))
     loss = train_batches(batches, lambda b: cross_entropy(net(b.x), b.y), optimizer, training.precision)

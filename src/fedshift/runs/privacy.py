@@ -18,7 +18,6 @@ from fedshift.federation.releases import Release, kinds
 from fedshift.functional.accountant import Mechanism, times_within
 from fedshift.methods import find_about, find_method
 from fedshift.methods.base import About
-from fedshift.methods.local import plain_network
 from fedshift.methods.private import mixing_layers, sampling
 from fedshift.runs.config import Norm
 from fedshift.runs.record import Promised
@@ -48,12 +47,12 @@ def require_possible(policy: Policy, plan: Plan, norm: Norm) -> None:
         if promise.level == "record" and not (step.by_sample or step.scores_only):
             raise InputError(
                 "method-needs",
-                f"{key}: {method} does not train by DP-SGD. fedavg does; or keep a budget for whole sites"
-                " (policy.epsilon)",
+                f"{key}: {method} does not train by DP-SGD. fedavg, fedlooks and copa do; or keep a budget for whole"
+                " sites (policy.epsilon)",
             )
     if norm == "own" and plan.setting == "multi-adapt":
         raise InputError("method-needs", f"{key}: with norm=own clients send statistics, which no noise hides")
-    if promise.level == "record" and mixing_layers(plain_network(plan)):
+    if promise.level == "record" and mixing_layers(find_method(plan.method).network(plan).train()):
         raise InputError(
             "method-needs",
             f"{key}: {plan.model.arch} normalises by batches, which allows no DP-SGD: take a network without BatchNorm,"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.data.batches import LabelledBatch
-from fedshift.errors import InputError
+from fedshift.errors import InputError, SiteError
 from fedshift.federation.federation import Federation, Replies
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Metric, Release, Weights
@@ -28,6 +28,7 @@ from fedshift.methods.base import SHARED, About
 from fedshift.methods.copa.parts import (
     PRETRAINED_KEYS,
     TABLE_KEYS,
+    CollaborativeLoss,
     Hyper,
     aggregated,
     assembled,
@@ -46,6 +47,7 @@ from fedshift.methods.copa.parts import (
 )
 from fedshift.methods.cost import MODEL, Formula
 from fedshift.methods.local import augmentation, sgd, train_batches, weights_of
+from fedshift.methods.private import train_privately
 from fedshift.nn.network import Network
 from fedshift.nn.normalisation import convert_norms
 from fedshift.rng import Rng
@@ -86,21 +88,30 @@ class TrainedTogether(Release):
 # --- Step 1: local optimisation, where the data is ----------------------------------------------------------------
 
 
-@step
+@step(by_sample=True)
 def train(site: Labelled, extractor: Weights, head: Weights, frozen: Mapping[str, Weights], rng: Rng) -> Trained:
     """Trains {F_i, C_i} on Eq. (5); `frozen` are the other domains' classifiers {C'_j}."""
     hyper = hyper_of(site.plan)
     net = loaded(converted_network(site.plan, hyper), extractor, head, site.device)
-    loss_of = collaborative_loss(net, judges_of(net, frozen, hyper), second_look(hyper, site.plan, rng), hyper)
-    loss = _optimise(site, [net], loss_of, rng)
+    judges, look_again = judges_of(net, frozen, hyper), second_look(hyper, site.plan, rng)
+    if site.private is not None:
+
+        def looks(x: Tensor) -> tuple[Tensor, ...]:
+            return (look_again(x),) if judges and look_again else ()
+
+        train_privately(site, CollaborativeLoss(net, judges, hyper), sgd(site, net), rng, looks)
+        return Trained(extractor=weights_of(net.backbone), head=weights_of(net.head), loss=0.0)
+    loss = _optimise(site, [net], collaborative_loss(net, judges, look_again, hyper), rng)
     return Trained(extractor=weights_of(net.backbone), head=weights_of(net.head), loss=loss)
 
 
-@step
+@step(by_sample=True)
 def train_together(site: Labelled, extractor: Weights, heads: Weights, rng: Rng) -> TrainedTogether:
     """Fig. 2, consistency: the mean prediction of the other domains' classifiers for the augmented copy moves towards
     the own classifier's for the plain batch; all classifiers learn (Zhou, Yang, Qiao, Xiang: Domain Adaptive Ensemble
     Learning, TIP 2021)."""
+    if site.private is not None:
+        raise SiteError("method-needs", "copa.collaboration=consistency does not train by DP-SGD")
     hyper = hyper_of(site.plan)
     own = site.plan.sources.index(site.name)
     each = [below(f"{number}.", heads) for number in range(len(site.plan.sources))]

@@ -209,6 +209,23 @@ def collaborative_loss(
     return (own, others)
 
 
+class CollaborativeLoss(nn.Module):
+    """Eq. (5) of one image, for training under a budget. `look` is the second look at it, if there is one."""
+
+    def __init__(self, net: Network, judges: Sequence[nn.Module], hyper: Hyper) -> None:
+        super().__init__()
+        self.net, self.judges = net, nn.ModuleList(judges)
+        self.share = 1 / len(judges) if judges and hyper.judges == "mean" else 1.0
+
+    def forward(self, x: Tensor, y: Tensor, look: Tensor | None = None) -> Tensor:
+        features = self.net.features(x)
+        own = cross_entropy(self.net.head(features), y)
+        if not self.judges:
+            return own
+        again = features if look is None else self.net.features(look)
+        return own + self.share * sum_of_losses(list(self.judges), again, y)
+
+
 def second_features(net: Network, x: Tensor, hyper: Hyper) -> Tensor:
     """The features of augmented images. Nobody predicts on such images, so running statistics do not learn from them
     unless asked to."""

@@ -18,6 +18,7 @@ from fedshift.functional.looks import random_looks
 from fedshift.functional.losses import cross_entropy
 from fedshift.methods.averaging import Trained
 from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
+from fedshift.methods.private import train_privately
 from fedshift.nn.network import Network
 from fedshift.rng import Rng
 
@@ -77,16 +78,35 @@ def source_rounds(plan: Plan) -> int:
     return max(1, min(round(share * rounds), rounds - 1))
 
 
-@step
+@step(by_sample=True)
 def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
     """Local epochs of SGD on `loss_of_looks`."""
     hyper, training = site.hyper(Hyper), site.plan.training
     net = with_weights(looks_network(site.plan), model, site.device).train()
     generator = rng.child("looks").torch()
-    batches = site.train.batches(training.batch_size, rng, training.local_epochs, augmentation(site.plan))
     optimizer = sgd(site, net, lr=replace(training, rounds=source_rounds(site.plan)).lr_at(site.round))
+    if site.private is not None:
+
+        def looks(x: Tensor) -> tuple[Tensor, ...]:
+            return (random_looks(x, generator, hyper.depth, hyper.spread),) if hyper.depth else ()
+
+        train_privately(site, LossOfLook(net, hyper.smoothing), optimizer, rng, looks)
+        return Trained(model=weights_of(net), samples=site.train.used, loss=0.0)
+    batches = site.train.batches(training.batch_size, rng, training.local_epochs, augmentation(site.plan))
     loss = train_batches(batches, loss_of_looks(net, hyper, generator), optimizer, training.precision)
     return Trained(model=weights_of(net), samples=site.train.used, loss=loss)
+
+
+class LossOfLook(torch.nn.Module):
+    """`loss_of_looks` for images that share no statistics: the mean cross-entropy of an image and its look."""
+
+    def __init__(self, net: torch.nn.Module, smoothing: float) -> None:
+        super().__init__()
+        self.net, self.smoothing = net, smoothing
+
+    def forward(self, x: Tensor, y: Tensor, *looks: Tensor) -> Tensor:
+        both = torch.cat([x, *looks])
+        return cross_entropy(self.net(both), y.repeat(1 + len(looks), *(1,) * (y.ndim - 1)), smoothing=self.smoothing)
 
 
 def loss_of_looks(net: torch.nn.Module, hyper: Hyper, generator: torch.Generator) -> Callable[[LabelledBatch], Tensor]:
