@@ -28,7 +28,7 @@ SHORT: dict[str, tuple[int, list[str]]] = {
     "many_sites": (300, ["100", "1000", "10000"]),
     "real_machines": (120, []),
     "startup": (90, []),
-    "privacy": (45, ["--seeds", "0", "--rounds", "2", "--rows", "fedavg/site"]),
+    "privacy": (45, ["record", "--seeds", "0", "--rounds", "2", "--methods", "fedavg"]),
 }
 """Script -> seconds, and arguments."""
 SECONDS = 50
