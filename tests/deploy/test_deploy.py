@@ -212,7 +212,7 @@ def test_a_site_that_differs_is_named(change: dict[str, Any], code: str, says: s
     assert caught.value.code == code and says in caught.value.message and "south" in caught.value.message
 
 
-READING: dict[str, Any] = {"image_size": None, "task": None, "classes": None}
+READING: dict[str, Any] = {"image_size": None, "tile": None, "task": None, "classes": None}
 PART: dict[str, Any] = {
     "role": "labelled",
     "domains": ["north"],
@@ -257,6 +257,8 @@ def test_the_coordinator_cannot_say_where_a_site_reads_or_writes(tmp_path: Path)
         {"copies": [[]]},
         {"reading": {**READING, "image_size": True}},
         {"reading": {**READING, "image_size": 4096}},
+        {"reading": {**READING, "tile": 4096}},
+        {"reading": {**READING, "tile": "auto"}},
         {"reading": {**READING, "classes": "ab"}},
         {"policy": {"min_samples": 1}},
         {"attacks": []},

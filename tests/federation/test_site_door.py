@@ -163,7 +163,7 @@ def test_the_executor_hands_a_worker_nothing_but_a_question(tmp_path: Path, monk
     from fedshift.federation.engines.nvflare import executor
     from fedshift.federation.engines.nvflare.settings import SiteSettings
 
-    reading = {"image_size": None, "task": None, "classes": None}
+    reading = {"image_size": None, "tile": None, "task": None, "classes": None}
     part = {"role": "labelled", "domains": ["amber"], "reading": reading, "train_cap": None, "train_share": 1.0}
     head = {"run": "0" * 16, "plan": None, "part": part | {"copies": []}, "request": GOOD, "deadline": None, "call": 1}
     (tmp_path / "local").mkdir()

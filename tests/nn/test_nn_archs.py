@@ -137,7 +137,7 @@ def test_photo_nets_give_features_and_scores_at_any_size(name: str) -> None:
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (90, 120)])
 def test_segmentation_scores_every_pixel(name: str, height: int, width: int) -> None:
     network = build_network(name, (3, height, width), 6, 0).eval()
-    stride = 4 if name == "segnet-small" else 16
+    stride = {"segnet-small": 4, "unet-small": 1}.get(name, 16)
     x = torch.rand(2, 3, height, width, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         assert network.features(x).shape == (

@@ -56,6 +56,7 @@ def open_own(values: Mapping[str, Any]) -> OwnData:
         Path(values["data_dir"]) if values.get("data_dir") else None,
         values.get("image_size"),
         values.get("label_column"),
+        tile=values.get("tile"),
     )
     dataset = open_dataset(source)
     if source.name in DATASETS:

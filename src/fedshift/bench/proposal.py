@@ -18,6 +18,7 @@ import torch
 from fedshift.bench.api import cores
 from fedshift.bench.auto import CANDIDATES, FROM_SCRATCH, MOST_ROUNDS
 from fedshift.data.check import DataReport, DomainReport
+from fedshift.data.tiling import AUTO_FROM, AUTO_SIDE
 from fedshift.errors import InputError
 from fedshift.files import write_atomically
 from fedshift.functional.losses import cross_entropy
@@ -125,6 +126,15 @@ def _network(report: DataReport, learning: int, minutes: float) -> tuple[list[Li
     if len(report.input_shape) == 1:
         return [("arch", "mlp", "the data are tables")], 2.0
     classes = len(report.classes)
+    if report.task == "segmentation" and (side := _usual_side(report)) > AUTO_FROM * AUTO_SIDE:
+        pixels = sum(h * w * count for domain in report.domains for (h, w), count in domain.sizes.items())
+        squares = learning * pixels / max(sum(sum(d.sizes.values()) for d in report.domains), 1) / AUTO_SIDE**2
+        seconds = squares * _seconds_per_image("unet-small", (AUTO_SIDE, AUTO_SIDE), classes, is_map=True)
+        why = f"pictures have about {side} pixels: seen in squares, so that thin structures do not vanish"
+        return [
+            ("arch", "unet-small", "masks: a small network that keeps fine detail"),
+            ("tile", AUTO_SIDE, why),
+        ], seconds
     if report.task == "segmentation":
         seconds = _seconds_per_image("segnet-small", report.input_shape[1:], classes, is_map=True)
         return [("arch", "segnet-small", "masks: a small network for scenes, from scratch")], seconds * learning
@@ -136,7 +146,7 @@ def _network(report: DataReport, learning: int, minutes: float) -> tuple[list[Li
         ], seconds * learning
     arch = next((name for name in _PHOTO_NETS if _has_weights(name)), None)
     if arch is None:
-        lines: list[Line] = [
+        lines = [
             (
                 "arch",
                 "resnet18",

@@ -3,7 +3,7 @@ sends is made in federation/forgery.py."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -123,17 +123,17 @@ def spoiled(split: Split, attack: Attack, classes: int, rng: Rng, *, trains: boo
         draw = rng.child("noise").numpy()
         is_image = split.inputs.dtype == np.uint8
         noise = draw.integers(0, 256, split.inputs.shape) if is_image else draw.normal(size=split.inputs.shape)
-        return Split(noise.astype(split.inputs.dtype), split.labels)
+        return replace(split, inputs=noise.astype(split.inputs.dtype))
     if attack.kind == "other-task" and split.labels is not None:
         # A cycle through all classes in a random order: none keeps its name.
         order = rng.child("classes").numpy().permutation(classes)
         names = np.arange(max(classes, VOID + 1))
         names[order] = np.roll(order, 1)
-        return Split(split.inputs, names[split.labels].astype(split.labels.dtype))
+        return replace(split, labels=names[split.labels].astype(split.labels.dtype))
     if attack.kind == "irrelevant" and split.labels is not None:
         drawn = rng.child("labels").numpy().integers(0, classes, split.labels.shape).astype(split.labels.dtype)
         labels = np.where(split.labels == VOID, split.labels, drawn) if split.labels.dtype == np.uint8 else drawn
-        return Split(_in_pieces(split.inputs, rng.child("pieces").numpy()), labels)
+        return replace(split, inputs=_in_pieces(split.inputs, rng.child("pieces").numpy()), labels=labels)
     if attack.kind == "backdoor" and split.labels is not None and trains:
         count = len(split)
         chosen = rng.child("backdoor").numpy().permutation(count)[: round(attack.amount * count)]
@@ -141,7 +141,7 @@ def spoiled(split: Split, attack: Attack, classes: int, rng: Rng, *, trains: boo
         spot = trigger(*inputs.shape[1:3])
         inputs[chosen, -len(spot) :, -len(spot) :] = 255 * spot[..., None]
         labels[chosen] = BACKDOOR_CLASS
-        return Split(inputs, labels)
+        return replace(split, inputs=inputs, labels=labels)
     return split
 
 

@@ -49,8 +49,9 @@ warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
 Size = tuple[int, int]
 """Height, width."""
 
-Fit = Literal["crop", "stretch"]
-"""How an image of another shape is brought to size: its centre is cut out, or it is stretched."""
+Fit = Literal["crop", "stretch", "tiles"]
+"""How an image of another shape is brought to size: its centre is cut out, or it is stretched. With `tiles` it keeps
+its shape, and is in the corner of an array that has room for the largest."""
 
 
 class UnreadableError(Exception):
@@ -95,6 +96,27 @@ def decode_image(data: bytes, size: Size | None = None, fit: Fit = "crop") -> ND
         raise
     except Exception as problem:  # As above: any failure of a decoder means one unreadable file.
         raise UnreadableError(reason_of(problem)) from problem
+
+
+def scaled_size(size: Size, shorter: int | None) -> Size:
+    """A size with the same shape and a shorter side of so many pixels; None: as it is."""
+    if shorter is None:
+        return size
+    scale = shorter / min(size)
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
+def decode_whole(data: bytes, shorter: int | None) -> NDArray[np.uint8]:
+    """An encoded image in its own shape, at its own size or with a shorter side of so many pixels."""
+    return decode_image(data, None if shorter is None else scaled_size(image_size(data), shorter), "stretch")
+
+
+def in_corner(pixels: NDArray[np.uint8], size: Size, beyond: int | None = None) -> NDArray[np.uint8]:
+    """An array `(h, w, ...)` in the top left of a larger one; what is beyond is mirrored, or has a value."""
+    room = [(0, size[0] - pixels.shape[0]), (0, size[1] - pixels.shape[1]), *[(0, 0)] * (pixels.ndim - 2)]
+    if beyond is None:
+        return np.pad(pixels, room, mode="symmetric")
+    return np.pad(pixels, room, constant_values=beyond)
 
 
 def is_dark(data: bytes) -> bool:
@@ -158,7 +180,7 @@ def common_size(domains: Sequence[Counter[Size]], wanted: int | None, fit: Fit) 
     if wanted is None and len(sizes) == 1 and max(next(iter(sizes))) <= KEEP_UP_TO:
         return next(iter(sizes))
     if wanted is None:
-        wanted = min(DEFAULT_SIZE, max(_median_shorter_side(found) for found in domains if found))
+        wanted = min(DEFAULT_SIZE, max(median_shorter_side(found) for found in domains if found))
     if fit == "crop":
         return wanted, wanted
     # The smallest of equally common sizes: the choice must not depend on the order of files.
@@ -167,7 +189,7 @@ def common_size(domains: Sequence[Counter[Size]], wanted: int | None, fit: Fit) 
     return round(height * scale), round(width * scale)
 
 
-def _median_shorter_side(sizes: Counter[Size]) -> int:
+def median_shorter_side(sizes: Counter[Size]) -> int:
     return int(np.median([min(size) for size in sizes.elements()]))
 
 

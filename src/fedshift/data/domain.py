@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,16 @@ MIN_SAMPLES = 10
 """A site with fewer training samples releases nothing learned from them, unless its policy says otherwise."""
 
 SMALLEST_IMAGE, LARGEST_IMAGE = 8, 2048
-"""Limits of `image_size`, in pixels."""
+"""Limits of `image_size` and `tile`, in pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Pictures that networks see in squares of `side` pixels. `sizes` `(n, 2)`: each one's own height and width, from
+    the top left of arrays that have room for the largest; beyond, pictures are mirrored and masks are `VOID`."""
+
+    side: int
+    sizes: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +38,25 @@ class Split:
 
     inputs: NDArray[Any]
     labels: NDArray[Any] | None
+    tiles: Tiles | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def take(self, index: NDArray[np.int64]) -> Split:
-        return Split(self.inputs[index], None if self.labels is None else self.labels[index])
+        labels = None if self.labels is None else self.labels[index]
+        tiles = None if self.tiles is None else Tiles(self.tiles.side, self.tiles.sizes[index])
+        return Split(self.inputs[index], labels, tiles)
 
     def without_labels(self) -> Split:
-        return Split(self.inputs, None)
+        return Split(self.inputs, None, self.tiles)
+
+
+def joined_inputs(splits: Sequence[Split]) -> Split:
+    """The inputs of several splits of one data set, without labels."""
+    tiles = [split.tiles for split in splits if split.tiles is not None]
+    common = Tiles(tiles[0].side, np.concatenate([part.sizes for part in tiles])) if tiles else None
+    return Split(np.concatenate([np.asarray(split.inputs) for split in splits]), None, common)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +99,7 @@ class DataSource:
     label_column: str | None = None
     task: Task | None = None
     classes: tuple[str, ...] | None = None
+    tile: int | Literal["auto"] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +109,8 @@ class Dataset:
 
     `load` reads one domain. `shown_in` is filled if no class list was given and the classes are the ids found in masks:
     domain -> class -> the first mask that shows it. `mask_ids` has the id of each class in mask files, if there are
-    any."""
+    any. `tile`: networks see squares of so many pixels, cut from pictures at their own size, or with a shorter side of
+    `scaled_to` pixels."""
 
     name: str
     task: Task
@@ -101,3 +122,5 @@ class Dataset:
     columns: tuple[str, ...] = ()
     shown_in: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     mask_ids: tuple[int, ...] = ()
+    tile: int | None = None
+    scaled_to: int | None = None

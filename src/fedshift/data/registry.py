@@ -17,6 +17,7 @@ from fedshift.data.domain import LARGEST_IMAGE, SMALLEST_IMAGE, Dataset, DataSou
 from fedshift.data.formats.base import Progress
 from fedshift.data.formats.public import PUBLIC, how_to_get, survey_public
 from fedshift.data.index.survey import Agreed, Survey, open_survey, survey_folder
+from fedshift.data.tiling import check_tile, in_tiles, surveyed_in_tiles, told_shrunk
 from fedshift.errors import InputError, nearest
 from fedshift.files import open_files_left
 from fedshift.registry import Registry
@@ -70,7 +71,8 @@ def register_dataset(name: str, function: DatasetFunction) -> None:
 def open_dataset(source: DataSource, progress: Progress | None = None) -> Dataset:
     """A data set, ready to load its domains. Nothing is decoded before a domain is first loaded."""
     if source.name is not None and source.name not in PUBLIC and source.name in DATASETS:
-        return _made(source.name, source)
+        made = _made(source.name, source)
+        return made if source.tile is None else in_tiles(made, source.tile, source.image_size)
     return open_survey(survey(source), progress)
 
 
@@ -121,6 +123,12 @@ def _most_open_files() -> int:
 
 def survey(source: DataSource) -> Survey:
     """What a public data set or a user's folder holds, without reading it."""
+    check_tile(source.tile)
+    found = _found(source)
+    return told_shrunk(found) if source.tile is None else surveyed_in_tiles(found, source.tile, source.image_size)
+
+
+def _found(source: DataSource) -> Survey:
     size = source.image_size
     _check_size(size)
     if source.name is None:
@@ -162,6 +170,7 @@ def _made(name: str, source: DataSource) -> Dataset:
             raise InputError("config-value", f"{_origin(name)} and takes no {key}.")
     size = source.image_size
     _check_size(size)
+    check_tile(source.tile)
     dataset = _function(name)(size)
     if not isinstance(dataset, Dataset):
         kind = type(dataset).__name__

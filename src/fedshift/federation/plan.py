@@ -24,6 +24,10 @@ class ModelSpec:
     columns: tuple[str, ...] = ()
     freeze_norm: bool = False
     """Whether BatchNorm layers keep the statistics that the run starts with."""
+    tiled: bool = False
+    """Whether inputs are squares of larger pictures, which are scored and predicted as a whole."""
+    scaled_to: int | None = None
+    """With `tiled`: how long the shorter side of a picture is made first. None: pictures keep their own size."""
 
 
 @dataclass(frozen=True)

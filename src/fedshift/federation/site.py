@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedshift._version import __version__
 from fedshift.data.attacks import Attack, spoiled
 from fedshift.data.batches import LabelledData, UnlabelledData
-from fedshift.data.domain import VOID, Dataset, DataSource, Domain, Split
+from fedshift.data.domain import VOID, Dataset, DataSource, Domain, Split, joined_inputs
 from fedshift.data.registry import survey
 from fedshift.errors import InputError, SiteError
 from fedshift.federation import codec
@@ -194,8 +194,7 @@ class WithTargets(Labelled):
     @cached_property
     def combined(self) -> UnlabelledData:
         """All clients' data as one."""
-        inputs = np.concatenate([copy.inputs for copy in self._copies.values()])
-        return self._counted(UnlabelledData(Split(inputs, None), self.device), "copied")
+        return self._counted(UnlabelledData(joined_inputs(list(self._copies.values())), self.device), "copied")
 
 
 class Evaluated(Site):
@@ -222,7 +221,8 @@ class Evaluated(Site):
         # A split with too few labelled samples cannot be scored, so it is as if it had no labels.
         least = {"train": 1, "val": self._least_scored, "test": self._least_scored}
         labels = [part.labels for parts in splits.values() for part in parts if part.labels is not None]
-        shape = domain.train.inputs.shape[1:]
+        tiles = domain.train.tiles
+        shape = (tiles.side, tiles.side, 3) if tiles else domain.train.inputs.shape[1:]
         refused = ("val", "test") if self._scoring == "refuse" else ()
         highest = max((int(np.max(part, initial=0, where=part != VOID)) for part in labels), default=-1)
         return {
@@ -440,4 +440,4 @@ def _concatenate(splits: list[Split]) -> Split:
     if any(part is None for part in labels):
         raise InputError("data-labels", "an unlabelled domain cannot be pooled with labelled ones")
     joined: Any = np.concatenate([part for part in labels if part is not None])
-    return Split(np.concatenate([split.inputs for split in splits]), joined)
+    return replace(joined_inputs(splits), labels=joined)

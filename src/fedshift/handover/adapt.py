@@ -19,15 +19,18 @@ import torch
 from torch import Tensor
 
 from fedshift._version import __version__
-from fedshift.data.domain import Domain, Split
+from fedshift.data.batches import LabelledData
+from fedshift.data.domain import Domain, Split, joined_inputs
 from fedshift.data.formats.tables import read_features
 from fedshift.data.index.survey import Agreed, open_survey, survey_site
+from fedshift.data.tiling import surveyed_in_tiles
 from fedshift.errors import InputError
 from fedshift.federation import codec
-from fedshift.federation.plan import ModelSpec, Plan, Training
+from fedshift.federation.plan import Plan, Training
 from fedshift.federation.step import fixed_threads
 from fedshift.files import read_bounded, write_atomically
 from fedshift.functional.metrics import confusion_matrix
+from fedshift.functional.tiles import stitched_classes
 from fedshift.handover.transfer import ADAPTED, AS_IT_WAS, STATISTICS, Adaptation, State, can_measure, networks_of
 from fedshift.methods import find_method, shot
 from fedshift.methods.base import SHARED
@@ -184,7 +187,8 @@ def _open_site(folder: Path, header: ModelHeader) -> Domain:
         raise InputError("data-missing", f"{folder} is not a folder of pictures")
     agreed = Agreed(header.task, header.classes)
     size = (header.input_shape[1], header.input_shape[2])
-    dataset = open_survey(survey_site(folder, agreed, size))
+    found = survey_site(folder, agreed, size)
+    dataset = open_survey(surveyed_in_tiles(found, size[0], header.scaled_to) if header.tiled else found)
     return dataset.load(dataset.domains[0])
 
 
@@ -192,7 +196,7 @@ def _parts(domain: Domain) -> tuple[Split, Split | None]:
     """What is adapted to, and the labelled part that is only measured on. Without labels everything is adapted to."""
     has_labels = domain.test.labels is not None and len(domain.test) > 0
     splits = [domain.train, domain.val, *(() if has_labels else (domain.test,))]
-    inputs = Split(np.concatenate([np.asarray(split.inputs) for split in splits]), None)
+    inputs = joined_inputs(splits)
     return inputs, domain.test if has_labels else None
 
 
@@ -202,9 +206,10 @@ def _plan(header: ModelHeader, config: RunConfig, epochs: int, seed: int) -> Pla
     training = Training(
         **{**keys, "lr": LR_FACTOR * keys["lr"], "rounds": epochs, "local_epochs": 1.0, "schedule": "cosine"}
     )
-    spec = ModelSpec(header.arch, header.task, header.classes, header.input_shape, header.columns, header.freeze_norm)
     hyper = codec.completed(find_method(header.method).hyper_type, dict(header.hyper))
-    return Plan(__version__, header.method, header.setting, header.sources, seed, config.threads, spec, training, hyper)
+    return Plan(
+        __version__, header.method, header.setting, header.sources, seed, config.threads, header.spec, training, hyper
+    )
 
 
 def _kept(states: Sequence[State], keep: Keep) -> State:
@@ -229,7 +234,14 @@ def _measure(before: State, after: State, header: ModelHeader, test: Split | Non
     return Measured(scores[0], scores[1], len(test), matrices[1].tolist())
 
 
+@torch.inference_mode()
 def _confusion(state: State, header: ModelHeader, test: Split) -> Tensor:
+    if test.tiles is not None:
+        data, total = LabelledData(test, torch.device("cpu")), torch.zeros(len(header.classes), len(header.classes))
+        for picture, mask in data.pictures() or ():
+            found = stitched_classes(state.net, picture, data.side)
+            total += confusion_matrix(found.long(), mask.long(), len(header.classes))
+        return total.long()
     inputs = as_inputs(np.array(test.inputs), header.input_shape)
     labels = torch.from_numpy(np.array(test.labels, dtype=np.int64))
     return confusion_matrix(probabilities(state.net, inputs).argmax(1), labels, len(header.classes))

@@ -10,13 +10,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedshift.data.decoding import SUFFIXES, UnreadableError, decode_image, fit_of
+from fedshift.data.decoding import SUFFIXES, UnreadableError, fit_of
 from fedshift.data.formats.tables import read_features
+from fedshift.data.tiling import middles
 from fedshift.errors import FedshiftError, InputError
+from fedshift.functional.tiles import OVERLAP, mirrored
 from fedshift.runs.api import Run, as_inputs
 from fedshift.runs.config import make_config, read_config
 from fedshift.runs.files.model import ModelHeader, probabilities
 from fedshift.runs.planning import prepare
+from fedshift.runs.predict import decoded_for
 
 CHECKED = 100
 """Samples on which an exported model is compared with the one it was made from."""
@@ -53,6 +56,10 @@ def describe(header: ModelHeader, model_sha256: str) -> dict[str, Any]:
         }
         taken: dict[str, Any] = {"name": "images", "dtype": "uint8", "shape": ["n", shape[1], shape[2], 3]}
         taken |= {"colours": "RGB", "fit": fits[fit_of(header.task)]}
+        if header.tiled:
+            # What `stitched_rows` does: docs/after-training.md has it in NumPy.
+            taken |= {"fit": "overlapping squares of the picture at its own size", "side": shape[1]}
+            taken |= {"overlap": shape[1] // OVERLAP, "shorter_side": header.scaled_to}
     else:
         taken = {"name": "rows", "dtype": "float32", "shape": ["n", shape[0]], "columns": list(header.columns)}
         taken["missing"] = "NaN"
@@ -91,11 +98,12 @@ def _from_files(header: ModelHeader, folder: Path) -> NDArray[Any]:
     if len(header.input_shape) == 1:
         return read_features(folder, header.columns)
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)[:CHECKED]
-    _, height, width = header.input_shape
+    height = header.input_shape[1]
     images, problem = [], f"there are no pictures in {folder}"
     for path in files:
         try:
-            images.append(decode_image(path.read_bytes(), (height, width), fit_of(header.task)))
+            image = decoded_for(header, path.read_bytes())
+            images.append(_middle(image, height) if header.tiled else image)
         except (UnreadableError, OSError) as error:
             problem = f"no picture in {folder} can be read: {path.name}: {error}"
     if not images:
@@ -113,8 +121,15 @@ def _of_the_run(run: Run, header: ModelHeader) -> NDArray[Any] | None:
     for name in dataset.domains:
         domain = dataset.load(name)
         split = max((domain.test, domain.val, domain.train), key=lambda part: (len(part) >= share, len(part) > 0))
-        found.append(np.array(split.inputs[:share]))
+        found.append(np.array(split.inputs[:share]) if split.tiles is None else middles(split, share).inputs)
     return np.concatenate(found)[:CHECKED]
+
+
+def _middle(picture: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    """The square in the middle of a picture."""
+    whole = mirrored(torch.from_numpy(np.array(picture)), side).numpy()
+    top, left = ((length - side) // 2 for length in whole.shape[:2])
+    return np.array(whole[top : top + side, left : left + side])
 
 
 def _drawn(header: ModelHeader) -> NDArray[Any]:

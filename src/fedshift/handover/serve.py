@@ -27,12 +27,12 @@ import torch
 from PIL import Image
 
 from fedshift._version import __version__
-from fedshift.data.decoding import READABLE, UnreadableError, decode_image, fit_of, image_size
+from fedshift.data.decoding import READABLE, UnreadableError, image_size
 from fedshift.errors import InputError
 from fedshift.localserver import HOST, LocalHandler, LocalServer
 from fedshift.runs.api import Run, Select, as_inputs
 from fedshift.runs.files.model import probabilities, with_far
-from fedshift.runs.predict import UNLIKE, likeliest, whose_model
+from fedshift.runs.predict import UNLIKE, decoded_for, likeliest, tiled_classes, whose_model
 
 PORT = 8643
 """The port that is tried first if none is asked for. If it is in use, a free one is taken."""
@@ -103,14 +103,16 @@ class ServedModel:
             size = image_size(data)
             if size[0] * size[1] > MAX_PIXELS:
                 raise UnreadableError(f"it is {size[1]} x {size[0]}, more than {MAX_PIXELS // 10**6} megapixels")
-            image = decode_image(data, (header.input_shape[1], header.input_shape[2]), fit_of(header.task))
+            image = decoded_for(header, data)
         except UnreadableError as error:
             raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, f"This picture cannot be read: {error}.") from error
-        inputs = as_inputs(np.array(image)[None], header.input_shape)
-        if header.task == "classification":
-            return self._classified(inputs)[0]
-        found = probabilities(self.net, inputs)[0]
-        numbers = likeliest(found, size)
+        if header.tiled:
+            numbers = tiled_classes(self.net, header, image, size)
+        else:
+            inputs = as_inputs(np.array(image)[None], header.input_shape)
+            if header.task == "classification":
+                return self._classified(inputs)[0]
+            numbers = likeliest(probabilities(self.net, inputs)[0], size)
         covered = np.bincount(numbers.ravel(), minlength=len(header.classes)) / numbers.size
         return {
             "shares": dict(zip(header.classes, np.round(covered, 6).tolist(), strict=True)),

@@ -55,6 +55,8 @@ class About:
     `Federation.taking_part`."""
     all_because: str = ""
     """Why it may not, to go on after "because"."""
+    whole_because: str = ""
+    """Why it cannot train on squares of pictures (`tile`), to go on after "because"."""
     norm: Literal["average", "own"] | None = None
     """What `norm: auto` is for this method, where its definition says so; with `own` it cannot be anything else."""
     best_norm: Literal["own"] | None = None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedshift.data.attacks import with_trigger
+from fedshift.data.decoding import MAX_PIXELS
 from fedshift.errors import SiteError
 from fedshift.federation.checks import Confusion
 from fedshift.federation.federation import Federation
@@ -18,6 +20,7 @@ from fedshift.federation.releases import Counts, Release, Weights
 from fedshift.federation.site import Evaluated, Unlabelled
 from fedshift.federation.step import Step, step
 from fedshift.functional.metrics import accuracy, confusion_matrix, mean_iou
+from fedshift.functional.tiles import stitched_classes
 from fedshift.methods.base import SHARED
 from fedshift.methods.local import weights_follow, with_weights
 from fedshift.rng import Rng
@@ -56,11 +59,21 @@ def _scored(site: Evaluated, models: tuple[Weights, ...], split: str, change: Ca
         nets = [with_weights(build(site.plan), model, site.device).eval() for model in models]
     with torch.inference_mode():
         for part in site.split(cast(SplitName, split)):
+            pictures = part.pictures()
+            if pictures is not None:
+                for (picture, mask), net in product(pictures, nets):
+                    found = stitched_classes(_on(net, change, site.device), picture, part.side)
+                    total += confusion_matrix(found.long(), mask.long(), classes).to(site.device)
+                continue
             for batch in part.in_order(SCORED_AT_ONCE):
                 x = change(batch.x)
                 for net in nets:
                     total += confusion_matrix(net(x).argmax(1), batch.y, classes)
     return Scored(confusion=total.cpu())
+
+
+def _on(net: nn.Module, change: Callable[[Tensor], Tensor], device: torch.device) -> Callable[[Tensor], Tensor]:
+    return lambda tiles: cast(Tensor, net(change(tiles.to(device))))
 
 
 def score_models(
@@ -91,6 +104,8 @@ def _confusion(plan: Plan, split: str, models: int) -> Confusion:
     model = plan.model
     if model.task == "classification":
         return Confusion(len(model.classes), split, each=models)
+    if model.tiled:  # The sizes of pictures do not leave a site.
+        return Confusion(len(model.classes), split, each=models * MAX_PIXELS, some_void=True)
     _, height, width = model.input_shape
     return Confusion(len(model.classes), split, each=models * height * width, some_void=True)
 

@@ -303,6 +303,15 @@ _BUILTIN = (
         lr=0.05,
         input_size=64,
     ),
+    Arch(
+        name="unet-small",
+        description="a small U-Net that keeps structures as thin as a pixel; for tiles",
+        kind="segmentation",
+        build=segmentation.SmallUNet,
+        head=segmentation.pixel_head,
+        lr=0.05,
+        input_size=64,
+    ),
 )
 
 ARCHS: Registry[Arch] = Registry("architecture", "nets", {arch.name: arch for arch in _BUILTIN}, _as_arch)

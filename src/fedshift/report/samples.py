@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fedshift.audit.counting import flop_counter
 from fedshift.data.domain import VOID, Dataset, Split
+from fedshift.data.tiling import middles
 from fedshift.errors import FedshiftError
 from fedshift.files import read_json, write_atomically
 from fedshift.runs.config import make_config, read_config
@@ -187,6 +188,10 @@ def _make(record: RunRecord, points: int, shared: UntrainedMaps) -> DataView:
     samples = [
         _domain_samples(name, splits[name], outputs[name], dataset, name in targets) for name in pictured[:_MAX_DOMAINS]
     ]
+    if dataset.tile is not None:
+        notes.append(
+            f"Of each picture, the {dataset.tile} x {dataset.tile} pixels in its middle are shown, not shrunk."
+        )
     if len(pictured) > _MAX_DOMAINS:
         notes.append(f"Samples of {len(pictured) - _MAX_DOMAINS} more domains are not shown.")
     return DataView(features=features, samples=samples, notes=notes)
@@ -210,7 +215,8 @@ def _random_samples(dataset: Dataset, name: str, count: int) -> Split:
     """Up to `count` samples in random order: of the test split, or if that is empty of val, then train."""
     domain = dataset.load(name)
     split = next((part for part in (domain.test, domain.val, domain.train) if len(part)), domain.train)
-    return split.take(np.random.default_rng(0).permutation(len(split))[:count])
+    chosen = split.take(np.random.default_rng(0).permutation(len(split))[:count])
+    return chosen if chosen.tiles is None else middles(chosen, count)
 
 
 def _inputs(split: Split) -> torch.Tensor:
@@ -222,7 +228,7 @@ def _origin(prepared: Prepared, points: int) -> str:
     """Everything that the map of the untrained network depends on."""
     config = prepared.config
     roles = sorted({name for person in prepared.roles.everyone for name in person.domains})
-    data = (config.dataset, config.data_dir, config.image_size, config.label_column)
+    data = (config.dataset, config.data_dir, config.image_size, config.label_column, config.tile)
     return repr((data, roles, config.arch, config.seed, config.weights, points))
 
 

@@ -11,12 +11,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from fedshift.data.decoding import resize, scaled_size
 from fedshift.data.formats.in_memory import SiteData
 from fedshift.data.memory import dataset_from, digest_of
 from fedshift.errors import InputError, closest
 from fedshift.functional.metrics import confusion_matrix
+from fedshift.functional.tiles import stitched
 from fedshift.methods import METHODS, complete
 from fedshift.methods.base import SHARED
 from fedshift.methods.evaluation import headline
@@ -26,7 +30,7 @@ from fedshift.runs.card import skipped_throughout
 from fedshift.runs.config import RunConfig, make_config
 from fedshift.runs.directory import RunDirectory, read_metrics
 from fedshift.runs.execute import run
-from fedshift.runs.files.model import SavedModel, load_model, probabilities
+from fedshift.runs.files.model import ModelHeader, SavedModel, load_model, probabilities
 from fedshift.runs.health import in_percent
 from fedshift.runs.planning import IN_MEMORY
 from fedshift.runs.progress import Progress, for_python
@@ -99,11 +103,14 @@ class Run:
     def predict_proba(self, x: ArrayLike | Tensor, site: str | None = None, select: Select = "last") -> NDArray[Any]:
         """Class probabilities `(n, classes)` (segmentation: `(n, classes, h, w)`). `site` says whose model.
 
-        `x`: images `(n, h, w, 3)` uint8, or `(n, 3, h, w)` float in [0, 1]; or table rows `(n, columns)`.
+        `x`: images `(n, h, w, 3)` uint8, or `(n, 3, h, w)` float in [0, 1]; or table rows `(n, columns)`. A model that
+        sees squares of pictures takes uint8 ones of any size, which are scaled as in training.
         """
         saved = self.model(select)
-        inputs = as_inputs(x, saved.header.input_shape)
-        return probabilities(saved.network(self.choose(saved, site)), inputs).numpy()
+        net, header = saved.network(self.choose(saved, site)), saved.header
+        if header.tiled:
+            return _stitched_all(net, x, header)
+        return probabilities(net, as_inputs(x, header.input_shape)).numpy()
 
     def predict(self, x: ArrayLike | Tensor, site: str | None = None, select: Select = "last") -> NDArray[Any]:
         """Class numbers `(n,)` (segmentation: `(n, h, w)`); `run.results["classes"]` has their names, and
@@ -206,6 +213,24 @@ def default_out(config: RunConfig, method: str = "") -> Path:
     data = config.dataset or (config.data_dir.resolve().name if config.data_dir else "data")
     where = config.home or config.target or "all"
     return Path("runs") / f"{method or config.method}-{data}-{where}-seed{config.seed}".replace("/", "_")
+
+
+@torch.inference_mode()
+def _stitched_all(net: nn.Module, x: ArrayLike | Tensor, header: ModelHeader) -> NDArray[Any]:
+    pictures = torch.as_tensor(np.asarray(x))
+    given = f"{str(pictures.dtype).removeprefix('torch.')} inputs of shape {tuple(pictures.shape)} given"
+    is_right = pictures.ndim == 4 and pictures.shape[-1] == 3 and pictures.dtype == torch.uint8 and pictures.numel() > 0
+    _require_inputs(is_right, given, "uint8 images (n, h, w, 3)")
+    size = int(pictures.shape[1]), int(pictures.shape[2])
+    found = []
+    for picture in pictures:
+        image = Image.fromarray(picture.numpy())
+        scaled = torch.from_numpy(np.array(resize(image, scaled_size(size, header.scaled_to), "stretch")))
+        shares = stitched(net, scaled, header.input_shape[1])
+        if shares.shape[1:] != size:
+            shares = F.interpolate(shares[None], size, mode="bilinear", align_corners=False)[0]
+        found.append(shares)
+    return torch.stack(found).numpy()
 
 
 def as_inputs(x: ArrayLike | Tensor, input_shape: tuple[int, ...]) -> Tensor:

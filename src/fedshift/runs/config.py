@@ -7,7 +7,7 @@ import json
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -44,6 +44,7 @@ class RunConfig(BaseModel):
     data_dir: Path | None = None
     label_column: str | None = None
     image_size: int | None = Field(None, ge=SMALLEST_IMAGE, le=LARGEST_IMAGE)
+    tile: Annotated[int, Field(ge=SMALLEST_IMAGE, le=LARGEST_IMAGE)] | Literal["auto"] | None = None
     sources: tuple[str, ...] | None = None
     target: str | None = None
     targets: tuple[str, ...] | None = None

@@ -110,6 +110,8 @@ def connect_nvflare(config: RunConfig, run: str, say: Callable[[str], None]) -> 
         if roles.home:
             found[roles.home.name] = look(_survey_spec(roles.home, config, at_home=True))
         agreed = agreed_dataset(coordinator.project, found, time.time())
+        if isinstance(config.tile, int):
+            agreed = replace(agreed, tile=config.tile, scaled_to=config.image_size)
         yield _OverNvflare(link, run, replace(agreed, domains=domains))
     finally:
         link.close()
@@ -121,6 +123,8 @@ def _check(config: RunConfig) -> None:
             "config-value",
             "engine nvflare needs the coordinator's folder, as `fedshift deploy init` wrote it: --set federation=DIR",
         )
+    if config.tile == "auto":
+        raise InputError("config-value", "tile: sites on other machines must all use the same: give pixels, tile=128")
     if config.attack:
         raise InputError("config-value", "attack: bad sites are played on one machine only; leave it out")
 
@@ -132,7 +136,7 @@ def _expected_roles(config: RunConfig, domains: tuple[str, ...]) -> Roles:
 
 
 def _survey_spec(person: Participant, config: RunConfig, *, at_home: bool = False) -> SiteSpec:
-    source = DataSource(image_size=config.image_size, label_column=config.label_column)
+    source = DataSource(image_size=config.image_size, label_column=config.label_column, tile=config.tile)
     if at_home:
         if config.dataset is None and config.data_dir is None:
             raise InputError(

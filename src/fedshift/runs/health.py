@@ -214,7 +214,7 @@ def _of_scores(site: str, seen: _Seen, classes: Sequence[str], task: str) -> lis
         names = ", ".join(repr(classes[k]) for k in missed[:6]) + (f" and {len(missed) - 6} more" * (len(missed) > 6))
         only = int(seen.matrix.sum(dim=0).argmax())
         is_only = int(seen.matrix[:, only].sum()) == int(seen.matrix.sum())
-        shrunk = " or with larger pictures (image_size): small structures vanish when pictures are shrunk."
+        shrunk = " or on squares of the pictures (tile=auto): small structures vanish when pictures are shrunk."
         findings.append(
             Finding(
                 "never-predicted",

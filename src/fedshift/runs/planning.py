@@ -19,6 +19,7 @@ from fedshift.data.domain import VOID, Dataset, DataSource
 from fedshift.data.formats.base import CLASS_FILE
 from fedshift.data.formats.masks import VOID_NAME, tell_ids
 from fedshift.data.registry import opened_once
+from fedshift.data.tiling import in_tiles
 from fedshift.errors import InputError, nearest
 from fedshift.federation.aggregation import least_sites
 from fedshift.federation.engines import Engine
@@ -87,6 +88,8 @@ def prepare(
         if config.dataset is None and config.data_dir is None:
             raise InputError("data-missing", "say what to train on: --dataset NAME or --data-dir DIR")
         dataset = open_dataset(data_source(config), reading)
+    elif is_local and config.tile is not None and dataset.tile is None:
+        dataset = in_tiles(dataset, config.tile)
     # Read once, by whoever asks first: looking the data over and all sites on this machine share it.
     dataset = opened_once(dataset)
     roles = assign_roles(config, dataset)
@@ -192,7 +195,7 @@ def _check_attacks(config: RunConfig, dataset: Dataset, roles: Roles) -> None:
 
 
 def data_source(config: RunConfig) -> DataSource:
-    return DataSource(config.dataset, config.data_dir, config.image_size, config.label_column)
+    return DataSource(config.dataset, config.data_dir, config.image_size, config.label_column, tile=config.tile)
 
 
 def base_network(prepared: Prepared) -> tuple[Network, str]:
@@ -331,6 +334,7 @@ def _completed(config: RunConfig, dataset: Dataset, roles: Roles) -> RunConfig:
             **values,
             "hyper": {**config.hyper, **own},
             "arch": arch,
+            "tile": dataset.tile,
             "norm": norm,
             "freeze_norm": norm == "frozen",
             "setting": setting,
@@ -395,6 +399,9 @@ def _choose_norm(config: RunConfig, about: About, roles: Roles, hyper: Mapping[s
 def told_choices(config: RunConfig, complete: RunConfig, dataset: Dataset) -> str:
     """A sentence on what was chosen by `auto`, and from what; empty where there was no choice."""
     about = find_about(config.method)
+    if config.tile == "auto" and dataset.task == "segmentation":
+        seen = "as a whole: they are small" if complete.tile is None else f"in squares of {complete.tile} pixels"
+        return f"tile: pictures are seen {seen}"
     for_tables = _for_tables(dataset, about)
     chosen = for_pretrained(config, about) | for_tables
     own = chosen.pop(about.name, {})
@@ -422,7 +429,7 @@ def _choose_arch(dataset: Dataset) -> str:
     if len(dataset.input_shape) == 1:
         return "mlp"
     if dataset.task == "segmentation":
-        return "segnet-small"
+        return "segnet-small" if dataset.tile is None else "unet-small"
     return "digits-copa" if max(dataset.input_shape[1:]) <= _SMALL_IMAGE else "resnet18"
 
 
@@ -435,6 +442,8 @@ def _plan(config: RunConfig, dataset: Dataset, roles: Roles) -> Plan:
         raise InputError(
             "method-needs", f"architecture {config.arch!r} is for {kind} data; {dataset.name!r} is a {dataset.task} set"
         )
+    if dataset.tile is not None and (why := find_about(config.method).whole_because):
+        raise InputError("method-needs", f"tile: {config.method} needs whole pictures, because {why}: leave tile out")
     # Every key of training is one of the configuration's, decided by now.
     training = Training(**{key.name: getattr(config, key.name) for key in dataclasses.fields(Training)})
     plan = Plan(
@@ -445,7 +454,14 @@ def _plan(config: RunConfig, dataset: Dataset, roles: Roles) -> Plan:
         seed=config.seed,
         threads=config.threads,
         model=ModelSpec(
-            config.arch, dataset.task, dataset.classes, dataset.input_shape, dataset.columns, bool(config.freeze_norm)
+            config.arch,
+            dataset.task,
+            dataset.classes,
+            dataset.input_shape,
+            dataset.columns,
+            bool(config.freeze_norm),
+            dataset.tile is not None,
+            dataset.scaled_to,
         ),
         training=training,
         hyper=config.hyper,

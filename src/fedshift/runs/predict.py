@@ -15,10 +15,19 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.data.decoding import SUFFIXES, Size, UnreadableError, decode_image, fit_of, image_size
+from fedshift.data.decoding import (
+    SUFFIXES,
+    Size,
+    UnreadableError,
+    decode_image,
+    decode_whole,
+    fit_of,
+    image_size,
+)
 from fedshift.data.formats.tables import read_features
 from fedshift.errors import InputError
 from fedshift.files import write_atomically
+from fedshift.functional.tiles import stitched, stitched_classes
 from fedshift.methods.base import SHARED
 from fedshift.runs.api import Run, Select
 from fedshift.runs.files.model import ModelHeader, SavedModel, with_far
@@ -139,8 +148,7 @@ def _predict_masks(saved: SavedModel, net: nn.Module, folder: Path, masks: Path)
         rows += [[name, "", *("" for _ in classes), f"unreadable: {why}"] for name, why in batch.problems]
         if not batch.names:
             continue
-        for name, size, shares in zip(batch.names, batch.sizes, _probabilities(net, batch.images), strict=True):
-            numbers = likeliest(shares, size)
+        for name, numbers in zip(batch.names, _masks_of(net, saved.header, batch), strict=True):
             target = (masks / name).with_suffix(".png")
             if target in written:  # a.jpg and a.png
                 target = masks / f"{name}.png"
@@ -151,6 +159,25 @@ def _predict_masks(saved: SavedModel, net: nn.Module, folder: Path, masks: Path)
             covered = np.bincount(numbers.ravel(), minlength=len(classes)) / numbers.size
             rows.append([name, target.relative_to(masks.parent), *(f"{share:.4f}" for share in covered), ""])
     return rows
+
+
+def _masks_of(net: nn.Module, header: ModelHeader, batch: _Batch) -> Iterator[NDArray[np.uint8]]:
+    """The class numbers of each picture of a batch, at its own size."""
+    if header.tiled:
+        for picture, size in zip(batch.pictures, batch.sizes, strict=True):
+            yield tiled_classes(net, header, picture, size)
+    else:
+        for size, shares in zip(batch.sizes, _probabilities(net, batch.images), strict=True):
+            yield likeliest(shares, size)
+
+
+@torch.inference_mode()
+def tiled_classes(net: nn.Module, header: ModelHeader, picture: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
+    """The class numbers `size` of a picture `(h, w, 3)` as `decode_whole` gives it, by a model that sees squares."""
+    pixels, side = torch.from_numpy(np.array(picture)), header.input_shape[1]
+    if pixels.shape[:2] == size:
+        return stitched_classes(net, pixels, side).numpy()
+    return likeliest(stitched(net, pixels, side), size)
 
 
 def likeliest(probabilities: Tensor, size: Size) -> NDArray[np.uint8]:
@@ -169,10 +196,11 @@ def likeliest(probabilities: Tensor, size: Size) -> NDArray[np.uint8]:
 @dataclass(frozen=True)
 class _Batch:
     """Names, images `(b, 3, h, w)` and own sizes of files that could be read; names with the reason of those that
-    could not."""
+    could not. A model that sees squares gets `pictures` of any shape instead."""
 
     names: list[str]
     images: Tensor
+    pictures: list[NDArray[np.uint8]]
     sizes: list[Size]
     problems: list[tuple[str, str]]
 
@@ -186,24 +214,33 @@ def _batches(folder: Path, model: ModelHeader) -> Iterator[_Batch]:
         raise InputError("data-empty", f"there are no pictures ({', '.join(SUFFIXES)}) in {folder}")
     base = folder if folder.is_dir() else folder.parent
     _, height, width = model.input_shape
-    for start in range(0, len(files), _BATCH):
+    at_once = 1 if model.tiled else _BATCH
+    for start in range(0, len(files), at_once):
         names: list[str] = []
         images: list[NDArray[np.uint8]] = []
         sizes: list[Size] = []
         problems: list[tuple[str, str]] = []
-        for path in files[start : start + _BATCH]:
+        for path in files[start : start + at_once]:
             name = path.relative_to(base).as_posix()
             try:
                 data = path.read_bytes()
-                image, size = decode_image(data, (height, width), fit_of(model.task)), image_size(data)
+                image, size = decoded_for(model, data), image_size(data)
             except (UnreadableError, OSError) as error:
                 problems.append((name, str(error)))
                 continue
             images.append(image)
             names.append(name)
             sizes.append(size)
-        stacked = torch.from_numpy(np.stack(images)) if images else torch.zeros(0, height, width, 3)
-        yield _Batch(names, stacked.permute(0, 3, 1, 2).float() / 255, sizes, problems)
+        is_whole = images and not model.tiled
+        stacked = torch.from_numpy(np.stack(images)) if is_whole else torch.zeros(0, height, width, 3)
+        yield _Batch(names, stacked.permute(0, 3, 1, 2).float() / 255, images, sizes, problems)
+
+
+def decoded_for(model: ModelHeader, data: bytes) -> NDArray[np.uint8]:
+    """An encoded image as the model takes it; for one that sees squares, in its own shape."""
+    if model.tiled:
+        return decode_whole(data, model.scaled_to)
+    return decode_image(data, (model.input_shape[1], model.input_shape[2]), fit_of(model.task))
 
 
 @torch.inference_mode()

@@ -52,12 +52,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class InputFormat:
-    """What all domains of a data set agree on before any is read. Tables have no size; only masks have a code."""
+    """What all domains of a data set agree on before any is read. Tables have no size; only masks have a code. With
+    `tile`, pictures are cut into squares of so many pixels, and `size` is that of the largest; `scaled_to`: see
+    `Dataset`."""
 
     classes: tuple[str, ...]
     size: Size | None = None
     fit: Fit = "crop"
     code: MaskCode | None = None
+    tile: int | None = None
+    scaled_to: int | None = None
 
 
 class RawDomain(Protocol):

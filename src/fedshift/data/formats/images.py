@@ -15,9 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedshift.data.cache import Entry, EntryWriter, cached_entry
-from fedshift.data.decoding import Size, UnreadableError, decode_image, has_more_frames, image_size, is_dark
+from fedshift.data.decoding import (
+    Size,
+    UnreadableError,
+    decode_image,
+    decode_whole,
+    has_more_frames,
+    image_size,
+    in_corner,
+    is_dark,
+)
 from fedshift.data.dicom import is_readable
-from fedshift.data.domain import Domain, Skipped, Split, Task
+from fedshift.data.domain import VOID, Domain, Skipped, Split, Task, Tiles
 from fedshift.data.formats.base import InputFormat, Problem, Progress, Sample, Unread, printable
 from fedshift.data.formats.masks import decode_mask_of, first_masks
 from fedshift.data.index.files import FileIndex, Fingerprint, digest_of, in_parallel, read_limited
@@ -34,12 +43,14 @@ MASK_DECODER = 1
 
 @dataclass(frozen=True)
 class Decoded:
-    """An image and, for segmentation, its mask. `dark` and `more`: see `is_dark` and `has_more_frames`."""
+    """An image and, for segmentation, its mask. `dark` and `more`: see `is_dark` and `has_more_frames`. `size`: without
+    the room around it."""
 
     image: NDArray[np.uint8]
     mask: NDArray[np.uint8] | None
     dark: bool
     more: bool
+    size: Size
 
 
 class ImageFiles:
@@ -101,13 +112,14 @@ class ImageFiles:
             for item in self._listing.items
         ]
         code = form.code and [MASK_DECODER, sorted(form.code.ids.items()), sorted((form.code.colours or {}).items())]
-        key = _key("images", DECODER, is_readable(), form.size, form.fit, code, rows)
+        scaled = [form.scaled_to] if form.tile else []
+        key = _key("images", DECODER, is_readable(), form.size, form.fit, code, rows, *scaled)
         entry = cached_entry(key, lambda writer: self._decode_all(writer, form, number, progress))
         skipped = tuple(
             Skipped(self._where(_blamed(self._listing.items[i], in_mask)), reason, code)
             for i, reason, code, in_mask in entry.notes["skipped"]
         )
-        train, val, test = (_split(entry, name) for name in SPLITS)
+        train, val, test = (_split(entry, name, form.tile) for name in SPLITS)
         dark = tuple(self._where(self._listing.items[i].path) for i in entry.notes["dark"])
         frames = tuple(self._where(self._listing.items[i].path) for i in entry.notes["frames"])
         return Domain(self.name, train, val, test, skipped, self._listing.test_given, dark, frames=frames)
@@ -151,6 +163,7 @@ class ImageFiles:
         items = self._listing.items
         has_masks = self.task == "segmentation" and (not positions or any(items[i].mask for i in positions))
         labels: list[int] = []
+        own_sizes: list[Size] = []
         remaining = iter(positions)
         with ExitStack() as files:
             add_images = files.enter_context(writer.rows(f"{split}_inputs", (*form.size, 3), np.uint8))
@@ -168,6 +181,7 @@ class ImageFiles:
                         writer.notes["dark"].append(i)
                     if result.more:
                         writer.notes["frames"].append(i)
+                    own_sizes.append(result.size)
                     label = items[i].label
                     if label is not None:
                         labels.append(number[label])
@@ -176,25 +190,32 @@ class ImageFiles:
                 if usable and has_masks:
                     add_masks(np.stack([result.mask for result in usable if result.mask is not None]))
                 tick(len(block))
+        if form.tile:
+            writer.add(f"{split}_sizes", np.array(own_sizes, dtype=np.int64).reshape(-1, 2))
         if self.task == "classification":
             writer.add(f"{split}_labels", np.array(labels, dtype=np.int64))
 
     def _decode(self, item: Item, form: InputFormat) -> Decoded | UnreadableError:
         try:
             data = self._read(item.path)
-            image = decode_image(data, form.size, form.fit)
+            image = decode_whole(data, form.scaled_to) if form.tile else decode_image(data, form.size, form.fit)
             dark, more, size = is_dark(data), has_more_frames(data), image_size(data)
         except UnreadableError as problem:
             return problem
+        own: Size = image.shape[:2]
         try:
-            return Decoded(image, None if item.mask is None else self._decode_mask(item.mask, size, form), dark, more)
+            mask = None if item.mask is None else self._decode_mask(item.mask, size, own, form)
         except UnreadableError as problem:
             problem.in_mask = True
             return problem
+        if form.tile:
+            assert form.size is not None
+            image, mask = in_corner(image, form.size), None if mask is None else in_corner(mask, form.size, VOID)
+        return Decoded(image, mask, dark, more, own)
 
-    def _decode_mask(self, path: Path, of_image: Size, form: InputFormat) -> NDArray[np.uint8]:
+    def _decode_mask(self, path: Path, of_image: Size, scaled: Size, form: InputFormat) -> NDArray[np.uint8]:
         assert form.code is not None
-        return decode_mask_of(of_image, self._read(path), form.code, form.size)
+        return decode_mask_of(of_image, self._read(path), form.code, scaled)
 
     def _read(self, path: Path) -> bytes:
         data = read_limited(path)
@@ -207,11 +228,12 @@ class ImageFiles:
         return printable(path.relative_to(self._listing.folder.parent))
 
 
-def _split(entry: Entry, name: str) -> Split:
+def _split(entry: Entry, name: str, tile: int | None) -> Split:
     labels = entry.arrays.get(f"{name}_labels")
     if labels is not None and labels.ndim == 1:
         labels = np.array(labels)
-    return Split(entry.arrays[f"{name}_inputs"], labels)
+    tiles = Tiles(tile, np.array(entry.arrays[f"{name}_sizes"])) if tile else None
+    return Split(entry.arrays[f"{name}_inputs"], labels, tiles)
 
 
 def _blamed(item: Item, in_mask: bool) -> Path:

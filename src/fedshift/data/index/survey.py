@@ -199,6 +199,8 @@ def open_survey(survey: Survey, progress: Progress | None = None) -> Dataset:
         survey.columns,
         survey.shown_in,
         survey.form.code.ids_of(len(survey.form.classes)) if survey.form.code else (),
+        survey.form.tile,
+        survey.form.scaled_to,
     )
 
 

@@ -40,6 +40,11 @@ class FedLooks:
             raise InputError("method-needs", "fedlooks changes the look of images; table rows have none: use fedavg")
         if fed.plan.setting == "adapt":
             require_target(fed)
+            if fed.plan.model.tiled and source_rounds(fed.plan) < fed.plan.training.rounds:
+                raise InputError(
+                    "method-needs",
+                    "fedlooks labels whole pictures at the target: with tile, set fedlooks.source_rounds=1",
+                )
         return State(weights_of(base))
 
     def round(self, state: State, fed: Federation) -> State:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedshift.nn.backbones.mobilenet import MobileNetV2
 from fedshift.nn.network import Backbone, Network, he_init
@@ -77,6 +78,37 @@ class SmallSegNet(Backbone):
         x = self.down2(self.down1(self.stem(x)))
         out: Tensor = x + self.context(x)
         return out
+
+
+class SmallUNet(Backbone):
+    """For structures as thin as a pixel: what is lost on the way down comes back beside it on the way up, as in U-Net
+    (O. Ronneberger, P. Fischer, T. Brox, MICCAI 2015). `(B, 3, H, W)` to `(B, 16, H, W)`."""
+
+    out_features = 16
+    stages = ("top", "middle", "bottom", "up_middle", "up_top")
+    taps = ("middle", "bottom", "up_top")
+
+    def __init__(self, input_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.top = nn.Sequential(_conv_norm(3, 16, 3), _conv_norm(16, 16, 3))
+        self.middle = nn.Sequential(_conv_norm(16, 32, 3, stride=2), _conv_norm(32, 32, 3))
+        self.bottom = nn.Sequential(_conv_norm(32, 64, 3, stride=2), _conv_norm(64, 64, 3), _conv_norm(64, 64, 3))
+        self.up_middle = _conv_norm(64 + 32, 32, 3)
+        self.up_top = _conv_norm(32 + 16, 16, 3)
+        he_init(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        top = self.top(x)
+        middle = self.middle(top)
+        up = self.up_middle(_beside(self.bottom(middle), middle))
+        out: Tensor = self.up_top(_beside(up, top))
+        return out
+
+
+def _beside(low: Tensor, high: Tensor) -> Tensor:
+    """A map enlarged to the size of a finer one, and that one, as the channels of one map."""
+    larger = F.interpolate(low, size=high.shape[2:], mode="bilinear", align_corners=False)
+    return torch.cat([larger, high], dim=1)
 
 
 def deeplab_mobilenet_v2(input_shape: tuple[int, ...]) -> Backbone:

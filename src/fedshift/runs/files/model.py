@@ -69,6 +69,10 @@ class ModelHeader:
     far: float | None = None
     """From which distance on (`fedshift.nn.distance`) an input is unlike what the sources have; None: not known."""
     written_by: str = "0.1.0"
+    tiled: bool = False
+    """Whether pictures are not resized to `input_shape`, but seen in squares of that shape, as in training."""
+    scaled_to: int | None = None
+    """With `tiled`: how long the shorter side of a picture is made first; None: pictures keep their size."""
 
     @classmethod
     def of(cls, plan: Plan, mask_ids: tuple[int, ...] = ()) -> ModelHeader:
@@ -90,12 +94,19 @@ class ModelHeader:
             plan.hyper,
             find_method(plan.method).network is SharedModelMethod.network,
             written_by=__version__,
+            tiled=spec.tiled,
+            scaled_to=spec.scaled_to,
         )
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the network was built from."""
+        shapes = self.classes, self.input_shape, self.columns
+        return ModelSpec(self.arch, self.task, *shapes, self.freeze_norm, self.tiled, self.scaled_to)
 
     def network(self) -> nn.Module:
         """The module that predicts, with weights still to be loaded."""
-        spec = ModelSpec(self.arch, self.task, self.classes, self.input_shape, self.columns, self.freeze_norm)
-        plan = Plan(__version__, self.method, self.setting, self.sources, 0, 1, spec, _NO_TRAINING, self.hyper)
+        plan = Plan(__version__, self.method, self.setting, self.sources, 0, 1, self.spec, _NO_TRAINING, self.hyper)
         try:
             find_arch(self.arch)
             method = None if self.plain else find_method(self.method)
@@ -151,6 +162,11 @@ class ModelHeader:
             raise FedshiftError("message-invalid", "it has another number of columns than it takes")
         if not 0.01 <= self.temperature <= 100 or not math.isfinite(self.far or 0.0):
             raise FedshiftError("message-invalid", "its calibration makes no sense")
+        is_square = len(self.input_shape) == 3 and self.input_shape[1] == self.input_shape[2]
+        if self.tiled and not (self.task == "segmentation" and is_square):
+            raise FedshiftError("message-invalid", "its pictures cannot be cut as it says")
+        if self.scaled_to is not None and not 0 < self.scaled_to <= _LARGEST_SIDE:
+            raise FedshiftError("message-invalid", f"its pictures are scaled to {self.scaled_to} pixels")
         channels = {0, 1 if len(self.input_shape) == 1 else 3}
         scales = (*self.mean, *self.std)
         if len(self.mean) not in channels or len(self.std) != len(self.mean) or not all(map(math.isfinite, scales)):

@@ -53,7 +53,7 @@ def _part(spec: SiteSpec) -> dict[str, Any]:
     return {
         "role": spec.role,
         "domains": list(spec.domains),
-        "reading": {key: source[key] for key in ("image_size", "task", "classes")},
+        "reading": {key: source[key] for key in ("image_size", "tile", "task", "classes")},
         "train_cap": spec.train_cap,
         "train_share": spec.train_share,
         "copies": codec.plain(spec.copies),

@@ -55,16 +55,16 @@ def worker_setup(settings: SiteSettings, kit: Path, run: object, part: object, p
         raise ValueError(f"a site's part is {sorted(keys)}")
     reading, copies, cap = part["reading"], part["copies"], part["train_cap"]
     # Nothing that came from outside may name a place to read from or write to, or a column that holds the labels.
-    if type(reading) is not dict or set(reading) != {"image_size", "task", "classes"}:
+    if type(reading) is not dict or set(reading) != {"image_size", "tile", "task", "classes"}:
         raise ValueError(
-            "the coordinator may say image size, task and classes, not where data is or what its labels are"
+            "the coordinator may say image size, tile, task and classes, not where data is or what its labels are"
         )
-    size, classes = reading["image_size"], reading["classes"]
+    sizes, classes = [reading["image_size"], reading["tile"]], reading["classes"]
     if (
         part["role"] not in ("labelled", "unlabelled", "held-out")
         or not _are_names(part["domains"])
         or not part["domains"]
-        or not (size is None or (type(size) is int and size > 0))
+        or not all(size is None or (type(size) is int and size > 0) for size in sizes)
         or reading["task"] not in (None, "classification", "segmentation")
         or not (classes is None or _are_names(classes))
         or not (cap is None or (type(cap) is int and cap > 0))
@@ -76,8 +76,8 @@ def worker_setup(settings: SiteSettings, kit: Path, run: object, part: object, p
     ):
         raise ValueError("a site's part has a value of the wrong type, or a name twice")
     most = settings.policy.get("max_image_size")
-    if size is not None and most is not None and size > most:
-        raise ValueError(f"images of {size} pixels are above policy.max_image_size={most}")
+    if most is not None and (larger := [size for size in sizes if size is not None and size > most]):
+        raise ValueError(f"images of {larger[0]} pixels are above policy.max_image_size={most}")
     source = {"name": settings.dataset, "data_dir": settings.data, "label_column": settings.policy.get("label_column")}
     spec = {
         "name": settings.site,
