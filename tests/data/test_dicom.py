@@ -12,9 +12,9 @@ from datafiles import write_classes
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedshift.data import DataSource, check_data
+from fedshift.data import DataSource, check_data, open_dataset
 from fedshift.data import dicom as reader
-from fedshift.data.decoding import UnreadableError, decode_image, has_more_frames, image_size
+from fedshift.data.decoding import UnreadableError, decode_image, has_more_frames, image_size, is_dark
 from fedshift.data.formats.masks import decode_mask_values
 
 pydicom = pytest.importorskip("pydicom", reason="needs the extra dicom")
@@ -150,3 +150,17 @@ def test_a_site_of_scans_is_read_and_nothing_personal_is_reported(root: Path, mo
     b = next(domain for domain in report.domains if domain.name == "b")
     assert sum(b.splits.values()) == 11 and [skipped.file for skipped in b.skipped] == ["b/x/0.dcm"]
     assert "Doe" not in repr(report) and "4711" not in repr(report)
+
+
+@pytest.mark.parametrize(
+    "mark", [b"II*\0", b"MM\0*", b"\x89PNG\r\n\x1a\n" + bytes(16) + b"\x10"], ids=["II", "MM", "PNG"]
+)
+def test_a_file_whose_free_first_bytes_are_those_of_another_format_is_no_end(mark: bytes, tmp_path: Path) -> None:
+    """The 128 bytes before the mark may be anything. Files that are two formats at once have a header of TIFF there."""
+    data = scan(np.full((16, 16), 7, np.uint8))
+    for number, label in enumerate("ab" * 4):
+        (tmp_path / "site" / label).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "site" / label / f"{number}.dcm").write_bytes(mark + data[len(mark) :])
+    assert is_dark(mark + data[len(mark) :]) is False and is_dark(mark + bytes(9)) is False
+    domain = open_dataset(DataSource(data_dir=tmp_path)).load("site")
+    assert len(domain.skipped) == 0 and len(domain.train) + len(domain.val) + len(domain.test) == 8

@@ -123,15 +123,18 @@ def is_dark(data: bytes) -> bool:
     """Whether an image file has 16 bits per value but none above 4095, as cameras and scanners of 10 to 12 bits write
     them: white becomes 15 of 255. The true brightness is not guessed, because the picture may show a dark scene."""
     is_png, is_tiff = data.startswith(PNG_HEADER) and data[24:25] == b"\x10", data.startswith(TIFF_HEADERS)
-    if not is_png and not is_tiff:
+    if is_dicom(data) or not (is_png or is_tiff):
         return False
-    with open_image(data) as image:
-        if is_tiff and 16 not in (getattr(image, "tag_v2", {}).get(BITS_PER_SAMPLE) or ()):
-            return False
-        # Pillow keeps all 16 bits of a grey image, but only the high bytes of one in colour.
-        values = np.asarray(image)
-        colours = values[..., :-1] if image.mode in ("LA", "RGBA") else values
-        return int(colours.max()) < (DARK_BELOW if image.mode.startswith("I") else DARK_BELOW >> 8)
+    try:
+        with open_image(data) as image:
+            if is_tiff and 16 not in (getattr(image, "tag_v2", {}).get(BITS_PER_SAMPLE) or ()):
+                return False
+            # Pillow keeps all 16 bits of a grey image, but only the high bytes of one in colour.
+            values = np.asarray(image)
+            colours = values[..., :-1] if image.mode in ("LA", "RGBA") else values
+            return int(colours.max()) < (DARK_BELOW if image.mode.startswith("I") else DARK_BELOW >> 8)
+    except Exception:  # Whether it can be read at all is for `decode_image` to say.
+        return False
 
 
 def has_more_frames(data: bytes) -> bool:
