@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedshift.errors import FedshiftError
-from fedshift.federation import codec
+from fedshift.federation import checks, codec
 
 
 @dataclass(frozen=True)
@@ -137,3 +137,64 @@ def test_a_missing_field_is_refused() -> None:
     assert {f.name for f in dataclasses.fields(Inner)} == {"names", "table"}
     with pytest.raises(FedshiftError, match="exactly the fields"):
         codec.restore(Inner, {"names": []})
+
+
+def test_files_are_those_of_the_safetensors_package_and_are_read_alike() -> None:
+    """Of all types, of no, one and many dimensions, small tensors that share memory and large ones, and empty ones."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        "scalar": torch.tensor(2.5),
+        "empty": torch.zeros(0, 3),
+        "large": torch.rand(50, 60, generator=generator),
+    }
+    for number, dtype in enumerate((*checks.DTYPES, torch.complex64, torch.uint16)):
+        drawn = torch.randint(0, 2, (number + 1, 2, 3), generator=generator)
+        tensors[f"{number}"] = drawn.to(dtype)
+    data = bytes(safetensors.torch.save(tensors, metadata={"fedshift": "{}"}))
+    found, metadata = codec.read_safetensors(data)
+    assert metadata == {"fedshift": "{}"} and found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor) and found[name].is_contiguous()
+    found["0"].fill_(0)
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items() if name != "0"), "none overlap"
+    theirs = safetensors.torch.load(codec.pack({"a": tensors["large"], "b": tensors["3"]}))
+    assert torch.equal(theirs["0"], tensors["large"]) and torch.equal(theirs["1"], tensors["3"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data_offsets": [0, 7]},
+        {"data_offsets": [4, 12]},
+        {"data_offsets": [8, 0]},
+        {"data_offsets": [0, 8, 8]},
+        {"data_offsets": [False, 8]},
+        {"data_offsets": [0, 2**62]},
+        {"shape": [-1, -2]},
+        {"shape": [2**62, 4]},
+        {"shape": [True, 2]},
+        {"shape": [1] * 65 + [2]},
+        {"shape": [2.0]},
+        {"dtype": "F4"},
+        {"dtype": "F64", "shape": [2]},
+        {"extra": 1},
+    ],
+    ids=str,
+)
+def test_a_tensor_has_the_place_that_its_size_takes(change: dict[str, object]) -> None:
+    def file(entry: dict[str, object], rest: bytes = b"") -> bytes:
+        text = json.dumps({"__metadata__": {"fedshift": "{}"}, "a": entry}).encode()
+        return struct.pack("<Q", len(text)) + text + bytes(8) + rest
+
+    good: dict[str, object] = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    assert torch.equal(codec.read_safetensors(file(good))[0]["a"], torch.zeros(2))
+    for data in (file(good | change), file(good, b"x"), file(good)[:-1]):
+        with pytest.raises(FedshiftError, match="decoded"):
+            codec.read_safetensors(data)
+
+
+def test_a_bool_is_0_or_1_whatever_its_byte_is() -> None:
+    data = bytearray(safetensors.torch.save({"a": torch.ones(3, dtype=torch.bool)}, metadata={"fedshift": "{}"}))
+    data[-3:] = b"\x07\x00\xff"
+    found = codec.read_safetensors(bytes(data))[0]["a"]
+    assert found.view(torch.uint8).tolist() == [1, 0, 1]

@@ -88,7 +88,7 @@ class Like:
         return True
 
     def check(self, value: Any, sizes: Sizes) -> None:
-        require(isinstance(value, Mapping) and set(value) == set(self.like), "keys")
+        require(isinstance(value, Mapping) and value.keys() == self.like.keys(), "keys")
         for name, tensor in self.like.items():
             require(isinstance(value[name], Tensor), "schema")
             require(value[name].shape == tensor.shape, "shape")

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from fedshift.errors import FedshiftError
+from fedshift.federation import tensorfile
 
 T = TypeVar("T")
 
@@ -32,16 +32,6 @@ _TENSOR = "~tensor"
 _MAX_DEPTH = 32
 _NODES_PER_TENSOR = 16
 _MAX_FLOAT = int(sys.float_info.max)
-
-
-_NAMES = {
-    **{torch.uint64: "U64", torch.int64: "I64", torch.float64: "F64", torch.complex64: "C64", torch.float32: "F32"},
-    **{torch.uint32: "U32", torch.int32: "I32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint16: "U16"},
-    **{torch.int16: "I16", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int8: "I8"},
-    **{torch.uint8: "U8", torch.bool: "BOOL"},
-}
-"""Types as safetensors calls them, in the order in which it writes tensors: then all of them are aligned."""
-_ORDER = {dtype: place for place, dtype in enumerate(_NAMES)}
 
 
 @dataclass(frozen=True)
@@ -76,33 +66,14 @@ def pack(tree: Any) -> bytes:
     Equal trees give equal bytes. A NaN or infinite number outside a tensor is refused (JSON has none).
     """
     tensors, header = flatten(tree)
-    return written(tensors, header)
-
-
-def written(tensors: Mapping[str, Tensor], header: str) -> bytes:
-    """A safetensors file with one key of metadata. Written here, because the library copies every tensor twice."""
-    entries: dict[str, Any] = {"__metadata__": {_HEADER_KEY: header}}
-    parts: list[Any] = []
-    at = 0
-    for name in sorted(tensors, key=lambda name: (_ORDER[tensors[name].dtype], name)):
-        tensor = tensors[name].detach().cpu().contiguous()
-        entries[name] = {
-            "dtype": _NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [at, at + tensor.nbytes],
-        }
-        parts.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        at += tensor.nbytes
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return b"".join([struct.pack("<Q", len(text)), text, *parts])
+    return tensorfile.write(tensors, {_HEADER_KEY: header})
 
 
 def unpack(data: bytes, limits: Limits = ANY) -> Any:
     """The inverse of `pack`, for bytes from anywhere: anything malformed, or larger than `limits`, is one
     `message-invalid` error."""
     tensors, metadata = read_safetensors(data, limits)
-    return unflatten(tensors, metadata.get(_HEADER_KEY), limits)
+    return _tree_of(tensors, metadata.pop(_HEADER_KEY, ""), limits)
 
 
 def flatten(tree: Any) -> tuple[dict[str, Tensor], str]:
@@ -113,11 +84,17 @@ def flatten(tree: Any) -> tuple[dict[str, Tensor], str]:
 
 def unflatten(tensors: Mapping[str, Tensor], header: str | None, limits: Limits = ANY) -> Any:
     """The inverse of `flatten`. Anything malformed, or larger than `limits`, is one `message-invalid` error."""
+    return _tree_of(dict(tensors), header or "", limits)
+
+
+def _tree_of(left: dict[str, Tensor], text: str, limits: Limits) -> Any:
+    """The tree of a text, with its tensors taken out of `left`."""
     try:
-        text, left = header or "", dict(tensors)
         # Unlike the outer one, this text may hold characters that were written as escapes there.
         _require_few_nodes(text, limits)
-        tree = _lower(json.loads(text, parse_constant=_not_a_number), left, _MAX_DEPTH)
+        # Each tensor is put in its place while the text is read: a dictionary for every one takes more than small ones.
+        tree = json.loads(text, parse_constant=_not_a_number, object_hook=functools.partial(_lowered, left))
+        _require_shallow(tree, _MAX_DEPTH)
         if left:
             raise ValueError("tensors that belong nowhere")
         return tree
@@ -132,13 +109,7 @@ def read_safetensors(data: bytes, limits: Limits = ANY) -> tuple[dict[str, Tenso
     try:
         if len(data) > limits.size:
             raise ValueError("larger than anything that was expected")
-        (length,) = struct.unpack("<Q", data[:8])
-        if length > min(limits.header, len(data) - 8):
-            raise ValueError("header longer than the message")
-        header = data[8 : 8 + length]
-        _require_few_nodes(header, limits)
-        metadata = json.loads(header)["__metadata__"]
-        return safetensors.torch.load(data), dict(metadata)
+        return tensorfile.read(data, limits.header, lambda header: _require_few_nodes(header, limits))
     except Exception as error:
         raise _undecodable(error) from error
 
@@ -147,7 +118,8 @@ def seal(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
     """A safetensors file with a JSON header that also holds the SHA-256 of all else. Equal content gives equal bytes:
     there is one key of metadata, because safetensors writes several in any order."""
     owned = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-    return written(owned, json.dumps({**header, _DIGEST: content_digest(owned, header)}, separators=(",", ":")))
+    text = json.dumps({**header, _DIGEST: content_digest(owned, header)}, separators=(",", ":"))
+    return tensorfile.write(owned, {_HEADER_KEY: text})
 
 
 def read_header(metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -288,18 +260,20 @@ def _lift(value: Any, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"a {type(value).__name__} cannot be packed")
 
 
-def _lower(value: Any, tensors: dict[str, Tensor], depth: int) -> Any:
-    """Takes each tensor out of `tensors` where its place is: none is in two places."""
+def _lowered(tensors: dict[str, Tensor], value: dict[str, Any]) -> Any:
+    """Takes a tensor out of `tensors` where its place is: none is in two places."""
+    if _TENSOR not in value:
+        return value
+    (name,) = value.values()
+    return tensors.pop(name)
+
+
+def _require_shallow(value: Any, depth: int) -> None:
     if depth == 0:
         raise ValueError("nested too deeply")
-    if isinstance(value, dict):
-        if _TENSOR in value:
-            (name,) = value.values()
-            return tensors.pop(name)
-        return {key: _lower(item, tensors, depth - 1) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_lower(item, tensors, depth - 1) for item in value]
-    return value
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            _require_shallow(item, depth - 1)
 
 
 def _restore(hint: Any, value: Any, where: str) -> Any:
