@@ -111,6 +111,8 @@ def test_it_is_a_default_of_fedlooks_from_given_weights_unless_a_budget_or_sums_
 ) -> None:
     save_file(build_network("mobilenet_v2", (3, 32, 32), 3, 0).state_dict(), tmp_path / "start.safetensors")
     given = {"arch": "mobilenet_v2", "image_size": 32, "weights": str(tmp_path / "start.safetensors"), "lr": None}
-    assert ready(tiny_data, "fedlooks", **given).config.probe_epochs == 10
+    chosen = ready(tiny_data, "fedlooks", **given)
+    assert (chosen.config.probe_epochs, chosen.config.lr, chosen.config.hyper["replaced"]) == (10, 0.002, 0.5)
+    assert "probe_epochs=10" in chosen.choices and "fedlooks.blended=True" in chosen.choices
     assert ready(tiny_data, "fedlooks").config.probe_epochs == 0
     assert ready(tiny_data, "fedlooks", **given, secure_aggregation=True).config.probe_epochs == 0

@@ -403,13 +403,23 @@ PHOTOS = Recipe(
     {
         "arch": "mobilenet_v2",
         "weights": "imagenet",
-        "image_size": 96,
-        "train_per_site": 300,
+        "image_size": 64,
+        "train_per_site": 200,
         "rounds": 6,
         "evaluate_every": 6,
     },
     {"csac": {"rounds": 4}},  # Its first round begins with two epochs of acquisition.
     (0,),
-    names={"large": "mobilenet_v2", "small": "efficientnet_lite0", "small_lr": 0.002},
+    names={
+        "large": "mobilenet_v2",
+        "small": "efficientnet_lite0",
+        "small_lr": 0.002,
+        # What FedAvg and FedLooks are tuned to from given weights (bench/papers/ours.py).
+        "tuned": [],
+        "averaged": None,
+        "probe": 10,
+        "crops": [],
+        "own": "auto",
+    },
 )
 """For the user's photographs: a small network with ImageNet weights, and for each method what a run chooses for it."""

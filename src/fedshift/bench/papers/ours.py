@@ -11,12 +11,17 @@ from fedshift.bench.papers.controls import ADABN, POOLED, with_own_statistics
 
 SOURCE = "no paper: fedshift's own method"
 
-TUNED = {"augment": ["standard-unflipped"], "average_rounds": 0.33}
-"""Chosen for FedAvg as FedLooks was: docs/methods/fedlooks.md. No flips, for a mirrored digit is none."""
-CROPS = {"augment": ["resized-crop"]}
+TUNED = {"augment": "{tuned}", "average_rounds": "{averaged}", "probe_epochs": "{probe}"}
+"""Chosen for FedAvg as FedLooks was: docs/methods/fedlooks.md."""
+CROPS = {"augment": "{crops}"}
+OWN = {"norm": "{own}"}
 
-_PHOTOS = recipes.COPA_PACS.with_seeds(0, 1, 2)
-_DIGIT_FIVE = recipes.COPA_DIGIT_FIVE.with_seeds(0, 1, 2)
+_SCRATCH = {"tuned": ["standard-unflipped"], "averaged": 0.33, "probe": None, "crops": ["resized-crop"], "own": "own"}
+"""No flips, for a mirrored digit is none."""
+_GIVEN = recipes.PHOTOS.names
+
+_PHOTOS = recipes.COPA_PACS.with_seeds(0, 1, 2).with_names(**_GIVEN)
+_DIGIT_FIVE = recipes.COPA_DIGIT_FIVE.with_seeds(0, 1, 2).with_names(**_SCRATCH)
 _CLIENTS = recipes.DUAL_DIGIT_FIVE.with_seeds(0, 1, 2)
 
 EXPERIMENTS = (
@@ -39,7 +44,7 @@ EXPERIMENTS = (
         ),
         each_target,
         (_PHOTOS,),
-        recipes.DIGITS,
+        recipes.DIGITS.with_names(**_SCRATCH),
         baseline="FedAvg, tuned",
     ),
     Experiment(
@@ -50,17 +55,17 @@ EXPERIMENTS = (
             Row("source-only", "source-only"),
             POOLED,
             ADABN,
-            Row("AdaBN, tuned", "adabn", {**TUNED, "norm": "own"}),
+            Row("AdaBN, tuned", "adabn", {**TUNED, **OWN}),
             Row("COPA", "copa-uda"),
             Row("KD3A", "kd3a"),
             Row("FADA", "fada"),
-            Row("FedLooks, adapted", "fedlooks", {**CROPS, "norm": "own", "fedlooks": {"source_rounds": 0.67}}),
-            Row("FedLooks", "fedlooks", {**CROPS, "norm": "own"}),
+            Row("FedLooks, adapted", "fedlooks", {**CROPS, **OWN, "fedlooks": {"source_rounds": 0.67}}),
+            Row("FedLooks", "fedlooks", {**CROPS, **OWN}),
             Row("oracle", "oracle"),
         ),
         each_target,
         (_DIGIT_FIVE,),
-        recipes.ADAPT_DIGITS,
+        recipes.ADAPT_DIGITS.with_names(**_SCRATCH),
         baseline="AdaBN",
     ),
     Experiment(
