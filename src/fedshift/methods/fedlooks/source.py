@@ -88,7 +88,7 @@ def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
     if site.private is not None:
 
         def looks(x: Tensor) -> tuple[Tensor, ...]:
-            return (random_looks(x, generator, hyper.depth, hyper.spread),) if hyper.depth else ()
+            return (looks_of(x, hyper, generator),) if hyper.depth else ()
 
         train_privately(site, LossOfLook(net, hyper.smoothing), optimizer, rng, looks)
         return Trained(model=weights_of(net), samples=site.train.used, loss=0.0)
