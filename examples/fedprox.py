@@ -33,7 +33,7 @@ def train_near(site: fs.Labelled, model: fs.Weights, rng: fs.Rng) -> Trained:
 
     def loss_of(batch):
         distance = sum(((now - then) ** 2).sum() for now, then in zip(net.parameters(), start, strict=True))
-        return fs.cross_entropy(net(batch.x), batch.y) + mu / 2 * distance
+        return fs.label_loss(net(batch.x), batch.y) + mu / 2 * distance
 
     batches = site.train.batches(training.batch_size, rng, training.local_epochs, fs.augmentation(site.plan))
     loss = fs.train_batches(batches, loss_of, fs.sgd(site, net), training.precision)

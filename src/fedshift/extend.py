@@ -10,6 +10,7 @@ from __future__ import annotations
 from fedshift.data import Dataset, Domain, Split, register_dataset
 from fedshift.federation.aggregation import Gathered, RobustRule, Rule, register_rule
 from fedshift.federation.federation import Federation, Replies
+from fedshift.federation.labels import label_loss
 from fedshift.federation.plan import ModelSpec, Plan, Training
 from fedshift.federation.releases import (
     Count,
@@ -75,6 +76,7 @@ __all__ = [
     "build_network",
     "cross_entropy",
     "kl_divergence",
+    "label_loss",
     "plain_network",
     "register_dataset",
     "register_method",

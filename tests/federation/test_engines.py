@@ -107,7 +107,7 @@ def test_debug_names_step_site_and_batch(tiny_data: Path, tmp_path: Path, monkey
             raise RuntimeError("boom")
         return (scores**2).mean()
 
-    monkeypatch.setattr(averaging, "cross_entropy", explode)
+    monkeypatch.setattr(averaging, "label_loss", explode)
     keys = {"data_dir": tiny_data, "target": "dim", "arch": "digits-csac", "batch_size": 8}
     config = make_config({"method": "fedavg", "policy": {"min_samples": 2}, **keys})
     with pytest.raises(RuntimeError, match="boom") as caught:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedshift.functional.losses import IGNORE, cross_entropy, kl_divergence, soft_cross_entropy
+from fedshift.functional.losses import (
+    IGNORE,
+    cross_entropy,
+    kl_divergence,
+    soft_cross_entropy,
+    symmetric_cross_entropy,
+)
+from fedshift.functional.losses import SYMMETRIC_MISS as MISS
+from fedshift.functional.losses import SYMMETRIC_SHARE as SHARE
 
 
 def logits(*probabilities: list[float]) -> Tensor:
@@ -26,6 +35,27 @@ def test_smoothing_by_hand() -> None:
     # Target with s = 0.3 over 3 classes: 0.8, 0.1, 0.1.
     loss = cross_entropy(logits([0.5, 0.25, 0.25]), torch.tensor([0]), smoothing=0.3)
     assert float(loss) == pytest.approx(0.8 * math.log(2) + 0.2 * math.log(4), abs=1e-12)
+
+
+def test_symmetric_cross_entropy_by_hand() -> None:
+    scores = logits([0.5, 0.25, 0.25], [0.1, 0.2, 0.7])
+    loss = symmetric_cross_entropy(scores, torch.tensor([0, 1]))
+    expected = SHARE * (math.log(2) + math.log(5)) / 2 + MISS * (0.5 + 0.8) / 2
+    assert float(loss) == pytest.approx(expected, abs=1e-12)
+    masks = scores.T[None, :, :, None]  # Two pixels, and one without a label.
+    masks = torch.cat([masks, masks[:, :, :1]], dim=2)
+    loss = symmetric_cross_entropy(masks, torch.tensor([[[0], [1], [IGNORE]]], dtype=torch.uint8))
+    assert float(loss) == pytest.approx(expected, abs=1e-12)
+    void = torch.full((1, 3, 1), IGNORE, dtype=torch.uint8)
+    assert float(symmetric_cross_entropy(masks, void)) == 0.0
+
+
+@pytest.mark.parametrize(("loss", "surest"), [(cross_entropy, 0.7), (symmetric_cross_entropy, 0.924)])
+def test_how_sure_a_model_gets_where_three_of_ten_labels_are_wrong(loss: Any, surest: float) -> None:
+    labels = torch.tensor([0] * 7 + [1] * 3)
+    grid = [step / 1000 for step in range(1, 1000)]
+    values = [float(loss(logits([p, 1 - p]).expand(10, 2), labels)) for p in grid]
+    assert grid[values.index(min(values))] == pytest.approx(surest, abs=0.002)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -143,6 +143,15 @@ def test_another_seed_gives_another_model(
 
 
 @every_method
+def test_sites_learn_by_the_loss_that_the_run_asks_for(
+    method: str, setting: str, tiny_data: Path, short: dict[str, Any], tmp_path: Path
+) -> None:
+    run(make_config(settings(method, setting, tiny_data, **SHORT, loss="symmetric")), tmp_path / "other")
+    one, other = (load_file(folder / "model.safetensors") for folder in (short["folder"], tmp_path / "other"))
+    assert any(not torch.equal(one[key], other[key]) for key in one)
+
+
+@every_method
 def test_the_backbone_learns_at_its_own_rate(method: str, setting: str, tiny_data: Path, short: dict[str, Any]) -> None:
     """With next to nothing of the rate it stays where it began, while the classifier learns."""
     config = make_config(settings(method, setting, tiny_data, **SHORT))

@@ -47,7 +47,16 @@ def test_what_makes_a_variant_cannot_be_set_to_something_else() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rounds": 0}, {"lr": -1}, {"quorum": 1.5}, {"precision": "float8"}, {"rounds": "many"}, {"workers": -1}]
+    "wrong",
+    [
+        {"rounds": 0},
+        {"lr": -1},
+        {"quorum": 1.5},
+        {"precision": "float8"},
+        {"loss": "hinge"},
+        {"rounds": "many"},
+        {"workers": -1},
+    ],
 )
 def test_a_value_out_of_range_names_its_key(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))) as caught:

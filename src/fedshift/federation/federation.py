@@ -31,6 +31,7 @@ from fedshift.federation.aggregation import (
 from fedshift.federation.checks import Expected, Refused, Sizes
 from fedshift.federation.compression import LOST, Broadcasts, Compress, like_of
 from fedshift.federation.engines import Engine, Failure
+from fedshift.federation.labels import learning_by
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Release, Weights
 from fedshift.federation.sampling import TakingPart, draw_sites, wanted_sites
@@ -204,7 +205,8 @@ class Federation:
         """`work(home, **arguments, rng=...)` on the coordinator's own data: nothing travels, so nothing is packed."""
         rng = self.rng(work.__name__)
         self.watch.asked(work.__name__, (self.home.name,))
-        with isolated_randomness(rng), fixed_threads(self.plan.threads):
+        loss = self.plan.training.loss if isinstance(self.home, Labelled) else "cross-entropy"
+        with isolated_randomness(rng), fixed_threads(self.plan.threads), learning_by(loss):
             found = work(self.home, **arguments, rng=rng)
         self.watch.answered(work.__name__, self.home.name)
         return found

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from fedshift.data.domain import Task
 from fedshift.errors import InputError
+from fedshift.federation.labels import LabelLoss
 
 Setting = Literal["generalize", "adapt", "multi-adapt"]
 
@@ -48,6 +49,8 @@ class Training:
     """Times the learning rate: the backbone's. All else of the network, and beside it, learns at the rate itself."""
     probe_epochs: int = 0
     """Passes of the head alone over features of the initial backbone, before round 1."""
+    loss: LabelLoss = "cross-entropy"
+    """By which sites learn from their labels."""
 
     def lr_of(self, key: str, round: int) -> float:
         """The learning rate in a round of what a network's state dict has under `key`."""

@@ -23,6 +23,7 @@ from fedshift.federation.budget import Guard, Public
 from fedshift.federation.compression import Received, coded_release, received
 from fedshift.federation.engines.workers import question_head
 from fedshift.federation.forgery import forged
+from fedshift.federation.labels import learning_by
 from fedshift.federation.ledger import Ledger, fields_left
 from fedshift.federation.releases import Release, kinds
 from fedshift.federation.site import Evaluated, Site, SiteHost, SiteSpec
@@ -293,7 +294,12 @@ def _run(host: SiteHost, request: Request, known: Step[Any], payload: Mapping[st
     rng = Rng.of(host.plan.seed, request.round, host.spec.name, request.step)
     if known.takes_rng:
         arguments["rng"] = rng
-    with isolated_randomness(rng), fixed_threads(host.plan.threads), counted_steps(host.spec.is_remote) as steps:
+    with (
+        isolated_randomness(rng),
+        fixed_threads(host.plan.threads),
+        learning_by(host.plan.training.loss),
+        counted_steps(host.spec.is_remote) as steps,
+    ):
         release = known.run(site, **arguments)
     policy.check_used(site.seen(), steps[0], type(release), scores=known.scores_only)
     release, clipped = policy.apply(_with_used_counts(release, site.used()), payload, host.spec.read_secret)

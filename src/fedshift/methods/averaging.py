@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 from torch import nn
 
 from fedshift.federation.federation import Federation, Replies
+from fedshift.federation.labels import label_loss
 from fedshift.federation.plan import Plan, Setting
 from fedshift.federation.releases import Count, Metric, Release, Weights
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import Step, step
-from fedshift.functional.losses import cross_entropy
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.clients import count_absent
 from fedshift.methods.cost import PLAIN
@@ -64,7 +64,7 @@ def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
         train_privately(site, CrossEntropy(net), optimizer, rng)
         return Trained(model=weights_of(net), samples=site.train.used, loss=0.0)
     batches = site.train.batches(training.batch_size, rng, training.local_epochs, augmentation(site.plan))
-    loss = train_batches(batches, lambda b: cross_entropy(net(b.x), b.y), optimizer, training.precision)
+    loss = train_batches(batches, lambda b: label_loss(net(b.x), b.y), optimizer, training.precision)
     return Trained(model=weights_of(net), samples=site.train.used, loss=loss)
 
 

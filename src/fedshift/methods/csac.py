@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from fedshift.data.batches import LabelledBatch
 from fedshift.federation.aggregation import held
 from fedshift.federation.federation import Federation, Replies
+from fedshift.federation.labels import label_loss
 from fedshift.federation.plan import ModelSpec, Plan
 from fedshift.federation.releases import Metric, Release, Weights
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import Step, step
 from fedshift.functional.alignment import Attention, Discrepancy, Pairs, alignment_loss
 from fedshift.functional.fusion import Distance, Rule, fuse
-from fedshift.functional.losses import cross_entropy
 from fedshift.functional.mmd import Estimator
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.cost import MODEL, Formula
@@ -110,7 +110,7 @@ def acquire(site: Labelled, model: Weights, rng: Rng) -> Trained:
     net = _network(site, model).train()
     loss = train_batches(
         _batches(site, hyper.acquisition_epochs, hyper, rng),
-        lambda b: cross_entropy(net(b.x), b.y, smoothing=hyper.smoothing),  # Eq. (2)
+        lambda b: label_loss(net(b.x), b.y, smoothing=hyper.smoothing),  # Eq. (2)
         sgd(site, net),
         site.plan.training.precision,
     )
@@ -129,7 +129,7 @@ def calibrate(site: Labelled, model: Weights, rng: Rng) -> Trained:
 
     def loss_of(batch: LabelledBatch) -> Tensor:
         scores = net(batch.x)
-        loss = cross_entropy(scores, batch.y) if hyper.cross_entropy else scores.new_zeros(())  # Eq. (10)
+        loss = label_loss(scores, batch.y) if hyper.cross_entropy else scores.new_zeros(())  # Eq. (10)
         if alignment is not None:
             loss = loss + hyper.lambda_ * alignment.loss(list(taps.outputs.values()), batch)  # Eq. (11)
         return loss

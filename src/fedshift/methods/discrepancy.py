@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from fedshift.data.batches import LabelledBatch, UnlabelledBatch, UnlabelledData
 from fedshift.errors import InputError
 from fedshift.federation.federation import Federation
+from fedshift.federation.labels import label_loss
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Weights
 from fedshift.federation.site import Site, WithSource, WithTargets
 from fedshift.federation.step import Step, step
-from fedshift.functional.losses import cross_entropy, discrepancy
+from fedshift.functional.losses import discrepancy
 from fedshift.methods.averaging import State
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.clients import (
@@ -77,7 +78,7 @@ def train_mcd(
 
     def on_source(features: Tensor, batch: LabelledBatch) -> Tensor:
         size = batch.x.shape[-2:]
-        terms = [cross_entropy(net.scores(features, size, head), batch.y) for pair in pairs for head in pair]
+        terms = [label_loss(net.scores(features, size, head), batch.y) for pair in pairs for head in pair]
         return torch.stack(terms).sum() / len(pairs)
 
     def apart(features: Sequence[Tensor]) -> Tensor:

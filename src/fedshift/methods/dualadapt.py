@@ -23,12 +23,13 @@ from fedshift.data.batches import LabelledBatch, UnlabelledBatch
 from fedshift.errors import SiteError
 from fedshift.federation.checks import AtMost, Expected, Like, MixtureIn
 from fedshift.federation.federation import Federation, Replies
+from fedshift.federation.labels import label_loss
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Metric, MixtureTerms, Release, Statistics, Tally, Weights
 from fedshift.federation.site import Labelled, Site, Unlabelled, WithTargets
 from fedshift.federation.step import Step, step
 from fedshift.functional.averaging import add_noise
-from fedshift.functional.losses import cross_entropy, discrepancy, pseudo_label_loss
+from fedshift.functional.losses import discrepancy, pseudo_label_loss
 from fedshift.functional.mixtures import (
     Among,
     Axes,
@@ -258,7 +259,7 @@ def pretrain(home: Labelled, extractor: Weights, classifier: Weights, rng: Rng) 
     epochs = home.hyper(Hyper).pretrain_epochs
     batches = home.train.batches(training.batch_size, rng, epochs, augmentation(home.plan))
     optimizer = sgd(home, net)
-    loss = train_batches(batches, lambda b: cross_entropy(net(b.x), b.y), optimizer, training.precision)
+    loss = train_batches(batches, lambda b: label_loss(net(b.x), b.y), optimizer, training.precision)
     return Optimised(weights_of(net.backbone), weights_of(net.head), train_loss=loss)
 
 
@@ -317,7 +318,7 @@ def optimise(
             with forgetting(net) if is_apart else nullcontext():
                 loss = torch.stack([align(x, clients) for x, clients in stand_ins(batch.x)]).sum()  # line 17
         else:
-            loss = cross_entropy(net(batch.x), batch.y)  # line 18
+            loss = label_loss(net(batch.x), batch.y)  # line 18
         losses[is_alignment].append(float(loss.detach()))
         return loss
 

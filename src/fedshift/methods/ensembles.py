@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from fedshift.federation.federation import Federation
+from fedshift.federation.labels import label_loss
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Metric, Release, Weights
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import Step, step
 from fedshift.functional.agreement import equal_shares
 from fedshift.functional.averaging import weighted_mean
-from fedshift.functional.losses import cross_entropy
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.cost import PLAIN
 from fedshift.methods.local import (
@@ -49,7 +49,7 @@ def train(site: Labelled, model: Weights, epochs: float, rng: Rng) -> Trained:
     net = network_with(site.plan, model, site.device).train()
     batches = site.train.batches(training.batch_size, rng, epochs, augmentation(site.plan))
     optimizer = sgd(site, net)
-    loss = train_batches(batches, lambda b: cross_entropy(net(b.x), b.y), optimizer, training.precision)
+    loss = train_batches(batches, lambda b: label_loss(net(b.x), b.y), optimizer, training.precision)
     return Trained(model=weights_of(net), loss=loss)
 
 

@@ -22,12 +22,12 @@ from fedshift.data.augment import build_augment
 from fedshift.data.batches import LabelledBatch
 from fedshift.federation.checks import Between
 from fedshift.federation.federation import Federation, Replies
+from fedshift.federation.labels import label_loss
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Features, Metric, Release, Tally, Weights
 from fedshift.federation.site import Labelled, Site, Unlabelled
 from fedshift.federation.step import Step, isolated_randomness, step
 from fedshift.functional.clusters import gap_statistic, kmeans
-from fedshift.functional.losses import cross_entropy
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.cost import Formula
 from fedshift.methods.local import (
@@ -118,7 +118,7 @@ def train(site: Labelled, model: Weights, identifier: Weights, exchange: int, rn
     def loss_of(batch: LabelledBatch) -> Tensor:
         features = net.features(batch.x)
         seen.append(features.detach().float())
-        return cross_entropy(net.head(features), batch.y) + hyper.adversarial * confusion_loss(judge(features))
+        return label_loss(net.head(features), batch.y) + hyper.adversarial * confusion_loss(judge(features))
 
     optimizer = sgd(site, net)
     for group in optimizer.param_groups:

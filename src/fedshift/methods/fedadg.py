@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from fedshift.data.batches import LabelledBatch
 from fedshift.federation.federation import Federation
+from fedshift.federation.labels import label_loss
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Count, Metric, Release, Weights
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import Step, step
-from fedshift.functional.losses import cross_entropy
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.local import (
     augmentation,
@@ -151,7 +151,7 @@ def players_loss(players: Players, features: Tensor, reference: Tensor, labels: 
     F and C get no gradient of L_adv_g, and G none of the rest.
     """
     judge = players.discriminator
-    error = cross_entropy(players.net.scores(features, ()), labels, smoothing=hyper.smoothing)
+    error = label_loss(players.net.scores(features, ()), labels, smoothing=hyper.smoothing)
     f_loss = (1 - hyper.adversarial) * error + hyper.adversarial * extractor_loss(judge(features, labels))
     return f_loss + generator_loss(judge(reference, labels))
 
@@ -194,7 +194,7 @@ def train(site: Labelled, model: Weights, generator: Weights, rng: Rng) -> Train
         return site.train.batches(training.batch_size, rng.child(name), epochs, augmentation(site.plan))
 
     def alone(batch: LabelledBatch) -> Tensor:
-        return cross_entropy(net(batch.x), batch.y, smoothing=hyper.smoothing)  # L_err
+        return label_loss(net(batch.x), batch.y, smoothing=hyper.smoothing)  # L_err
 
     train_batches(batches("alone", hyper.warmup), alone, optimizer, training.precision)
     site.train.begin_part()  # Only the game makes the generator.

@@ -18,11 +18,11 @@ from fedshift.data.batches import LabelledBatch
 from fedshift.errors import InputError, SiteError
 from fedshift.federation.checks import Between
 from fedshift.federation.federation import Federation
+from fedshift.federation.labels import label_loss
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Count, Metric, Release, Spectra, Weights
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import Step, step
-from fedshift.functional.losses import cross_entropy
 from fedshift.functional.spectrum import interpolate_low_amplitudes, low_amplitudes, window_radius
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.cost import MODEL, Formula
@@ -134,13 +134,13 @@ def episode_loss(
     DIFFERS: without the boundary term, and cross-entropy in place of the Dice loss, for images and pixels alike.
     """
     weights = dict(net.named_parameters())
-    meta_train = cross_entropy(net(own), labels)
+    meta_train = label_loss(net(own), labels)
     gradients = torch.autograd.grad(meta_train, list(weights.values()), retain_graph=True, create_graph=not first_order)
     # The inner update, theta' = theta - beta grad L(x; theta).
     stepped = {
         name: weight - meta_step * gradient for (name, weight), gradient in zip(weights.items(), gradients, strict=True)
     }
-    meta_test = cross_entropy(functional_call(net, stepped, (moved,)), labels)
+    meta_test = label_loss(functional_call(net, stepped, (moved,)), labels)
     # The local objective, argmin over theta of L(x; theta) + L(t; theta').
     return meta_train + meta_test
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fedshift.federation.federation import Federation
+from fedshift.federation.labels import label_loss
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Count, Metric, Release, Weights
 from fedshift.federation.site import Labelled
@@ -75,7 +76,7 @@ def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
     net.train()
     site.train.begin_part()
     batches = site.train.batches(training.batch_size, rng, training.local_epochs, augmentation(site.plan))
-    loss = train_batches(batches, lambda b: cross_entropy(net(b.x), b.y), sgd(site, net), training.precision)
+    loss = train_batches(batches, lambda b: label_loss(net(b.x), b.y), sgd(site, net), training.precision)
     site.train.begin_part()
     own = held_back_loss(site, net)
     return Trained(model=weights_of(net), samples=site.train.used, loss=loss, merged_loss=merged, own_loss=own)

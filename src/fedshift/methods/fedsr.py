@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from fedshift.data.batches import LabelledBatch
 from fedshift.federation import codec
 from fedshift.federation.federation import Federation
+from fedshift.federation.labels import label_loss
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Weights
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import Step, step
-from fedshift.functional.losses import cross_entropy
 from fedshift.methods.averaging import State, Trained, train_and_average
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
@@ -104,12 +104,12 @@ def local_loss(net: Representation, x: Tensor, y: Tensor, hyper: Hyper, generato
     """The local objective: cross-entropy of a drawn z, L2R and CMI."""
     mean, scale = net.encode(x)
     if scale is None:
-        return cross_entropy(net.classify(mean), y) + hyper.l2r * l2_regulariser(mean)
+        return label_loss(net.classify(mean), y) + hyper.l2r * l2_regulariser(mean)
     noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype).to(mean.device)
     z = mean + scale * noise
     # CMI: I(x; z | y) is at most the mean of KL(p(z|x) || r(z|y)).
     bound = gaussian_kl(mean, scale, *net.reference(y)).mean()
-    return cross_entropy(net.classify(z), y) + hyper.l2r * l2_regulariser(z) + hyper.cmi * bound
+    return label_loss(net.classify(z), y) + hyper.l2r * l2_regulariser(z) + hyper.cmi * bound
 
 
 @step

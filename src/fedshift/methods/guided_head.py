@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from fedshift.data.batches import LabelledBatch
 from fedshift.federation.federation import Federation
+from fedshift.federation.labels import label_loss
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Weights
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import Step, step
-from fedshift.functional.losses import cross_entropy
 from fedshift.methods.averaging import State, Trained, train_and_average
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.cost import MODEL, Formula
@@ -55,8 +55,8 @@ def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
 
     def loss_of(batch: LabelledBatch) -> Tensor:
         features, size = net.features(batch.x), batch.x.shape[-2:]
-        guided = cross_entropy(net.scores(features, size, shared), batch.y)
-        return cross_entropy(net.scores(features, size), batch.y) + weight * guided
+        guided = label_loss(net.scores(features, size, shared), batch.y)
+        return label_loss(net.scores(features, size), batch.y) + weight * guided
 
     batches = site.train.batches(training.batch_size, rng, training.local_epochs, augmentation(site.plan))
     loss = train_batches(batches, loss_of, sgd(site, net), training.precision)

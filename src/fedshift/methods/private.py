@@ -18,8 +18,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedshift.errors import SiteError
+from fedshift.federation.labels import label_loss
 from fedshift.federation.site import Labelled
-from fedshift.functional.losses import cross_entropy
 from fedshift.methods.local import augmentation
 from fedshift.nn.normalisation import HybridNorm
 from fedshift.rng import Rng
@@ -43,7 +43,7 @@ class CrossEntropy(nn.Module):
         self.net = net
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return cross_entropy(self.net(x), y)
+        return label_loss(self.net(x), y)
 
 
 def sampling(samples: int, batch_size: int, epochs: float) -> tuple[float, int]:

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from fedshift.errors import InputError
 from fedshift.federation.federation import Federation
+from fedshift.federation.labels import label_loss
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Count, Release, Weights
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import step
-from fedshift.functional.losses import cross_entropy
 from fedshift.methods.local import augmentation, plain_network, sgd, weights_follow, weights_of, with_weights
 from fedshift.nn.network import Network
 from fedshift.rng import Rng
@@ -57,7 +57,7 @@ def probe(site: Labelled, backbone: Weights, head: Weights, rng: Rng) -> Probed:
 
 def _learn(head: nn.Module, features: Tensor, labels: Tensor, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad(set_to_none=True)
-    cross_entropy(head(features), labels).backward()
+    label_loss(head(features), labels).backward()
     optimizer.step()
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedshift.data.augment import build_augment
 from fedshift.data.batches import UnlabelledBatch
 from fedshift.federation.federation import Federation
+from fedshift.federation.labels import label_loss
 from fedshift.federation.plan import Plan, Training
 from fedshift.federation.releases import Weights
 from fedshift.federation.site import Labelled, Unlabelled
@@ -73,7 +74,7 @@ def train_source(site: Labelled, model: Weights, epochs: float, rng: Rng) -> Tra
     batches = site.train.batches(training.batch_size, rng, epochs, augmentation(site.plan))
     optimizer, smoothing = sgd(site, net, lr=lr_of_part(training, hyper, site.round)), hyper.smoothing
     loss = train_batches(
-        batches, lambda b: cross_entropy(net(b.x), b.y, smoothing=smoothing), optimizer, training.precision
+        batches, lambda b: label_loss(net(b.x), b.y, smoothing=smoothing), optimizer, training.precision
     )  # Eq. (2)
     return Trained(model=weights_of(net), loss=loss)
 

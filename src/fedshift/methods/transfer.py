@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from fedshift.data.batches import LabelledBatch, UnlabelledBatch
 from fedshift.federation.federation import Federation
+from fedshift.federation.labels import label_loss
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Weights
 from fedshift.federation.site import WithSource
 from fedshift.federation.step import Step, step
-from fedshift.functional.losses import cross_entropy, reversal_strength, reverse_gradient
+from fedshift.functional.losses import reversal_strength, reverse_gradient
 from fedshift.functional.mixtures import draw_rows
 from fedshift.functional.mmd import mmd
 from fedshift.methods.averaging import State
@@ -122,7 +123,7 @@ def _train(
         progress = (site.round - 1 + min(1.0, len(gaps) / steps)) / training.rounds
         apart = gap(source.float(), target.float(), progress)
         gaps.append(float(apart.detach()))
-        return cross_entropy(net.scores(source, pair[0].x.shape[-2:]), pair[0].y) + weight * apart
+        return label_loss(net.scores(source, pair[0].x.shape[-2:]), pair[0].y) + weight * apart
 
     loss = train_batches(paired_batches(site, rng), loss_of, optimizer, training.precision)
     return Trained(model=weights_of(net), samples=site.train.used, loss=loss, gap=mean_of(gaps))

@@ -17,6 +17,7 @@ from fedshift.errors import FedshiftError, InputError, nearest
 from fedshift.federation import codec
 from fedshift.federation.aggregation import DEFAULT, RULES
 from fedshift.federation.compression import Compress
+from fedshift.federation.labels import LabelLoss
 from fedshift.federation.masking import require_cryptography
 from fedshift.federation.plan import Setting
 from fedshift.federation.policy import Policy
@@ -73,6 +74,7 @@ class RunConfig(BaseModel):
     schedule: str | None = None
     average_rounds: float | None = Field(None, ge=0, le=1)
     precision: Literal["auto", "float32", "bfloat16"] = "float32"
+    loss: LabelLoss = "cross-entropy"
     augment: tuple[
         Literal[
             "crop",

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from fedshift.data.batches import LabelledBatch
 from fedshift.errors import InputError, SiteError
 from fedshift.federation.federation import Federation, Replies
+from fedshift.federation.labels import label_loss
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Metric, Release, Weights
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import Step, step
 from fedshift.functional.agreement import inconsistency
-from fedshift.functional.losses import cross_entropy
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.copa.parts import (
     PRETRAINED_KEYS,
@@ -123,7 +123,7 @@ def train_together(site: Labelled, extractor: Weights, heads: Weights, rng: Rng)
     def loss_of(batch: LabelledBatch) -> Tensor:
         features = net.features(batch.x)
         scores = net.head(features)
-        loss = cross_entropy(scores, batch.y)
+        loss = label_loss(scores, batch.y)
         if not others:
             return loss
         again = second_features(net, look_again(batch.x), hyper) if look_again else features

@@ -22,11 +22,11 @@ from fedshift.data.batches import LabelledBatch
 from fedshift.data.randaugment import MAX_MAGNITUDE, MagnitudeDraw
 from fedshift.federation import codec
 from fedshift.federation.federation import Federation
+from fedshift.federation.labels import label_loss
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Weights
 from fedshift.functional.agreement import equal_shares
 from fedshift.functional.averaging import add_noise
-from fedshift.functional.losses import cross_entropy
 from fedshift.methods.local import plain_network, with_weights
 from fedshift.nn.network import Ensemble, Network, Rule
 from fedshift.nn.normalisation import Start, Variant, Where, convert_norms, forgetting
@@ -191,11 +191,11 @@ def collaborative_loss(
     share = 1 / len(judges) if judges and hyper.judges == "mean" else 1
 
     def own(batch: LabelledBatch) -> Tensor:
-        return cross_entropy(net(batch.x), batch.y)  # Eq. (1)
+        return label_loss(net(batch.x), batch.y)  # Eq. (1)
 
     def both(batch: LabelledBatch) -> Tensor:
         features = net.features(batch.x)
-        return cross_entropy(net.head(features), batch.y) + share * sum_of_losses(judges, features, batch.y)
+        return label_loss(net.head(features), batch.y) + share * sum_of_losses(judges, features, batch.y)
 
     if not judges:
         return (own,)
@@ -219,7 +219,7 @@ class CollaborativeLoss(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor, look: Tensor | None = None) -> Tensor:
         features = self.net.features(x)
-        own = cross_entropy(self.net.head(features), y)
+        own = label_loss(self.net.head(features), y)
         if not self.judges:
             return own
         again = features if look is None else self.net.features(look)
@@ -236,7 +236,7 @@ def second_features(net: Network, x: Tensor, hyper: Hyper) -> Tensor:
 def sum_of_losses(heads: Sequence[nn.Module], features: Tensor, labels: Tensor) -> Tensor:
     """sum_j CE(C'_j(features), labels). The gradient passes through frozen classifiers to the features."""
     scores = torch.cat([head(features) for head in heads])
-    return len(heads) * cross_entropy(scores, labels.repeat(len(heads)))
+    return len(heads) * label_loss(scores, labels.repeat(len(heads)))
 
 
 def second_look(hyper: Hyper, plan: Plan, rng: Rng) -> Look | None:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fedshift.data.batches import LabelledBatch
 from fedshift.federation import codec
+from fedshift.federation.labels import label_loss
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Weights
 from fedshift.federation.site import Labelled
 from fedshift.federation.step import step
 from fedshift.functional.looks import random_looks
-from fedshift.functional.losses import cross_entropy
 from fedshift.methods.averaging import Trained
 from fedshift.methods.local import augmentation, plain_network, sgd, train_batches, weights_of, with_weights
 from fedshift.methods.private import train_privately
@@ -106,7 +106,7 @@ class LossOfLook(torch.nn.Module):
 
     def forward(self, x: Tensor, y: Tensor, *looks: Tensor) -> Tensor:
         both = torch.cat([x, *looks])
-        return cross_entropy(self.net(both), y.repeat(1 + len(looks), *(1,) * (y.ndim - 1)), smoothing=self.smoothing)
+        return label_loss(self.net(both), y.repeat(1 + len(looks), *(1,) * (y.ndim - 1)), smoothing=self.smoothing)
 
 
 def loss_of_looks(net: torch.nn.Module, hyper: Hyper, generator: torch.Generator) -> Callable[[LabelledBatch], Tensor]:
@@ -119,16 +119,16 @@ def loss_of_looks(net: torch.nn.Module, hyper: Hyper, generator: torch.Generator
 
     def loss_of(batch: LabelledBatch) -> Tensor:
         if hyper.depth == 0:
-            return cross_entropy(net(batch.x), batch.y, smoothing=hyper.smoothing)
+            return label_loss(net(batch.x), batch.y, smoothing=hyper.smoothing)
         if hyper.replaced > 0:
-            return cross_entropy(net(replaced(batch.x, hyper, generator)), batch.y, smoothing=hyper.smoothing)
+            return label_loss(net(replaced(batch.x, hyper, generator)), batch.y, smoothing=hyper.smoothing)
         looks = looks_of(batch.x, hyper, generator)
         loss = torch.zeros((), device=looks.device)
         for half in (slice(0, None, 2), slice(1, None, 2)):
             own, y = batch.x[half], batch.y[half]
             if len(y):
                 both = torch.cat([own, looks[half]]).contiguous(memory_format=torch.channels_last)
-                part = cross_entropy(net(both), torch.cat([y, y]), smoothing=hyper.smoothing)
+                part = label_loss(net(both), torch.cat([y, y]), smoothing=hyper.smoothing)
                 loss = loss + part * (len(y) / len(batch.y))
         return loss
 

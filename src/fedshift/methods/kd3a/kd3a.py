@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from fedshift.errors import InputError, nearest
 from fedshift.federation.federation import Federation
+from fedshift.federation.labels import label_loss
 from fedshift.federation.plan import Plan
 from fedshift.federation.releases import Count, Metric, Release, Weights
 from fedshift.federation.site import Labelled, Unlabelled
 from fedshift.federation.step import Step, step
 from fedshift.functional.averaging import weighted_mean
 from fedshift.functional.consensus import MOST_FOR_ALL_SUBSETS, Consensus, Rule, knowledge_vote
-from fedshift.functional.losses import cross_entropy
 from fedshift.functional.moments import anchors, recorded_moments
 from fedshift.methods.base import SHARED, About
 from fedshift.methods.cost import PLAIN
@@ -77,7 +77,7 @@ def train(site: Labelled, model: Weights, rng: Rng) -> Trained:
     batches = site.train.stretch(begin, end, order, training.batch_size, rng, augmentation(site.plan))
     optimizer = sgd(site, net)
     with lasting_momentum(net, optimizer, site, site.hyper(Hyper).choices().keep_momentum):
-        loss = train_batches(batches, lambda b: cross_entropy(net(b.x), b.y), optimizer, training.precision)
+        loss = train_batches(batches, lambda b: label_loss(net(b.x), b.y), optimizer, training.precision)
     return Trained(model=weights_of(net), samples=site.train.used, loss=loss)
 
 
