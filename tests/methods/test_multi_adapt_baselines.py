@@ -174,7 +174,7 @@ def test_domain_loss_by_hand() -> None:
 def test_dann_turns_the_domain_loss_against_the_extractor_and_keeps_the_discriminator(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "cross_entropy", lambda scores, y: scores.sum() * 0)
+    monkeypatch.setattr(transfer, "label_loss", lambda scores, y: scores.sum() * 0)
     monkeypatch.setattr(transfer, "reversal_strength", lambda progress: 1.0)
     fed = federation("fed-dann", data, tmp_path, batch_size=64)
     model = weights_of(split_network(fed.plan))
