@@ -10,6 +10,7 @@ import torch
 from fedshift.errors import FedshiftError
 from fedshift.federation import codec, federation, step
 from fedshift.federation.engines import inprocess
+from fedshift.runs import card
 from fedshift.runs.api import fit
 
 SITES = 5
@@ -41,6 +42,24 @@ def test_sites_that_were_let_go_and_replies_on_disk_change_no_byte(
     # Introduced, trained and validated in round 1, then in round 2, and asked how sure the model is: with two kept of
     # five, each is made every time.
     assert len(made) == 6 * SITES
+
+
+def test_a_model_card_sums_up_what_many_sites_sent(
+    rows: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys: dict[str, Any] = {"arch": "mlp", "policy": {"min_samples": 2}, "rounds": 2, "workers": 0}
+    fit("fedavg", data=rows, out=tmp_path / "each", **keys)
+    monkeypatch.setattr(card, "_MOST_LISTED", SITES - 1)
+    fit("fedavg", data=rows, out=tmp_path / "sums", **keys)
+
+    def weights(name: str) -> list[list[str]]:
+        lines = (tmp_path / name / "MODEL_CARD.md").read_text().splitlines()
+        return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "| weights |" in line]
+
+    each = weights("each")
+    assert [row[:3] for row in each] == [[f"s{site}", "weights", "2"] for site in range(SITES)]
+    values = sum(int(row[3].replace(",", "")) for row in each)
+    assert weights("sums") == [[f"all {SITES}", "weights", str(2 * SITES), f"{values:,}"]]
 
 
 def test_more_sites_than_files_may_be_open(rows: dict[str, Any], tmp_path: Path) -> None:

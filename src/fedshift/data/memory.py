@@ -259,7 +259,7 @@ def _to_domain(site: str, parts: _Parts, names: tuple[str, ...], kind: LabelKind
         for split in SPLITS:
             index = np.flatnonzero(own == split)
             if len(index):
-                splits[split] = _read_only(whole if len(index) == len(whole) else whole.take(index))
+                splits[split] = _read_only(whole) if len(index) == len(whole) else _frozen(whole.take(index))
     return Domain(site, splits["train"], splits["val"], splits["test"], test_given="test" in parts)
 
 
@@ -282,8 +282,11 @@ def _numbered(part: Part, names: tuple[str, ...], kind: LabelKind) -> Split:
 
 def _read_only(split: Split) -> Split:
     """The same arrays, protected from changes through this split."""
-    inputs, labels = split.inputs.view(), None if split.labels is None else split.labels.view()
-    for array in (inputs, labels):
+    return _frozen(Split(split.inputs.view(), None if split.labels is None else split.labels.view()))
+
+
+def _frozen(split: Split) -> Split:
+    for array in (split.inputs, split.labels):
         if array is not None:
             array.flags.writeable = False
-    return Split(inputs, labels)
+    return split

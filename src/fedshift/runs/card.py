@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from fedshift.runs.config import RunConfig
 from fedshift.runs.health import PREDICT_RULE, class_overlaps, in_percent
 from fedshift.runs.privacy import OUTSIDE, privacy_lines, read_promised
 from fedshift.runs.record import LedgerLine
+
+_MOST_LISTED = 50
+"""Sites of which each has its own lines."""
 
 
 def skipped_throughout(results: Mapping[str, Any]) -> list[str]:
@@ -28,7 +31,10 @@ def skipped_throughout(results: Mapping[str, Any]) -> list[str]:
 
 
 def model_card(
-    config: RunConfig, plan: Plan, results: Mapping[str, Any], ledgers: Mapping[str, Sequence[LedgerLine]] | None = None
+    config: RunConfig,
+    plan: Plan,
+    results: Mapping[str, Any],
+    ledgers: Iterable[tuple[str, Sequence[LedgerLine]]] = (),
 ) -> str:
     """The text of MODEL_CARD.md. `ledgers`: those of the sites that were on this machine."""
     about = find_about(config.method)
@@ -74,7 +80,7 @@ def model_card(
             "",
             *_sureness(results),
             *_warned(results),
-            *_what_left(results, ledgers or {}),
+            *_what_left(results, ledgers),
             *_privacy(results),
             "## Licences",
             "",
@@ -153,20 +159,36 @@ def _sureness(results: Mapping[str, Any]) -> list[str]:
     return ["## How sure it may be", "", *(f"- {line}" for line in lines), "", *([*head, *table, ""] if table else [])]
 
 
-def _what_left(results: Mapping[str, Any], ledgers: Mapping[str, Sequence[LedgerLine]]) -> list[str]:
-    """A summary of the ledgers: kinds, not values."""
+def _what_left(results: Mapping[str, Any], ledgers: Iterable[tuple[str, Sequence[LedgerLine]]]) -> list[str]:
+    """A summary of the ledgers: kinds, not values. Of many sites their sums."""
     up = results["bytes"].get("up", 0) + results["bytes"].get("scoring_up", 0)
     about = find_about(str(results["method"]))
     raw = "Raw data did not." if about.data == "federated" else f"**Raw data did**: this method needs {about.needs}."
     told_once = f"{raw} {up:,} bytes left in all; each site's own ledger lists them."
-    lines = ["## What left the sites", "", told_once, ""]
-    if ledgers:
-        lines += ["| site | kind | times | values |", "|---|---|---|---|"]
-    for site, left in ledgers.items():
-        for kind in sorted({line.kind for line in left}):
-            values = [line.values for line in left if line.kind == kind]
-            lines.append(f"| {site} | {kind} | {len(values):,} | {sum(values):,} |")
-    return [*lines, *([""] if ledgers else [])]
+    found = {site: _by_kind(left) for site, left in ledgers}
+    if len(found) > _MOST_LISTED:
+        total: dict[str, tuple[int, int]] = {}
+        for kinds in found.values():
+            for kind, (times, values) in kinds.items():
+                before = total.get(kind, (0, 0))
+                total[kind] = before[0] + times, before[1] + values
+        found = {f"all {len(found):,}": total}
+    rows = [
+        f"| {site} | {kind} | {times:,} | {values:,} |"
+        for site, kinds in found.items()
+        for kind, (times, values) in sorted(kinds.items())
+    ]
+    table = ["| site | kind | times | values |", "|---|---|---|---|", *rows, ""] if found else []
+    return ["## What left the sites", "", told_once, "", *table]
+
+
+def _by_kind(left: Sequence[LedgerLine]) -> dict[str, tuple[int, int]]:
+    """Kind -> how often it left, and how many values in all."""
+    found: dict[str, tuple[int, int]] = {}
+    for line in left:
+        times, values = found.get(line.kind, (0, 0))
+        found[line.kind] = times + 1, values + line.values
+    return found
 
 
 def _licences(config: RunConfig) -> str:

@@ -42,7 +42,7 @@ from fedshift.runs.planning import Prepared, base_network, open_federation, prep
 from fedshift.runs.privacy import privacy_results, tell_budgets
 from fedshift.runs.progress import Progress, Silent
 from fedshift.runs.readiness import read_domains, require_training_data
-from fedshift.runs.record import Scores, chosen_round, read_ledgers, read_results
+from fedshift.runs.record import Scores, chosen_round, each_ledger, read_results
 from fedshift.runs.results import Memory, Replan, make_results, round_to, scored_on, unscored
 from fedshift.runs.tracking import Tracking
 
@@ -357,7 +357,7 @@ class _Execution:
         rows = read_metrics(self.directory.metrics)[0]
         results["warnings"] = find_warnings(results, memory.history, mean_losses(rows), sure_shares(rows))
         self.directory.write_results(results)
-        ledgers = read_ledgers(self.directory)[0]
+        ledgers = ((site, lines) for site, lines, _ in each_ledger(self.directory))
         self.directory.write_card(model_card(self.config, self.plan, results, ledgers))
         self.directory.mark_done()
         self.progress.finish(results)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -426,10 +426,15 @@ def _read_choice(path: Path) -> Choice | None:
 
 
 def read_ledgers(directory: RunDirectory) -> tuple[dict[str, tuple[LedgerLine, ...]], int]:
-    ledgers: dict[str, tuple[LedgerLine, ...]] = {}
-    broken = 0
+    """What each site's ledger lists as having left it, and how many lines cannot be read."""
+    found = {site: (lines, broken) for site, lines, broken in each_ledger(directory)}
+    return {site: lines for site, (lines, _) in found.items()}, sum(broken for _, broken in found.values())
+
+
+def each_ledger(directory: RunDirectory) -> Iterator[tuple[str, tuple[LedgerLine, ...], int]]:
+    """The same, one site at a time: those of thousands do not fit into memory well."""
     for path in sorted(directory.sites.glob("*/ledger.jsonl")):
-        whole = []
+        whole, broken = [], 0
         for line in directory.read(path).decode(errors="replace").splitlines():
             values = None
             with suppress(ValueError, RecursionError):
@@ -439,8 +444,7 @@ def read_ledgers(directory: RunDirectory) -> tuple[dict[str, tuple[LedgerLine, .
             entry = _checked(LedgerLine, values)
             whole += [entry] if entry else []
             broken += entry is None
-        ledgers[path.parent.name] = tuple(whole)
-    return ledgers, broken
+        yield path.parent.name, tuple(whole), broken
 
 
 def _checked(model: type[T], values: Any) -> T | None:
