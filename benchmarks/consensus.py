@@ -1,13 +1,12 @@
 """Time of knowledge vote and consensus focus, relative to a plain loop over samples and teachers, with one thread.
 
-For each sample, the loop votes again without each teacher, so its cost grows with the square of the number of teachers.
-It gets fewer samples; both are compared by the time per sample.
-
-Run: python benchmarks/consensus.py
+python benchmarks/consensus.py prints one JSON line. For each sample, the loop votes again without each teacher, so its
+cost grows with the square of the number of teachers. It gets fewer samples; both are compared by the time per sample.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable
@@ -78,7 +77,7 @@ def loop_seconds(q: Tensor) -> tuple[float, float]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    print("classes teachers   vote us  x loop   focus us  x loop   focus us per teacher (per sample)")
+    rows = []
     for classes in CLASSES:
         for teachers in TEACHERS:
             samples = NUMBERS // (teachers * classes)
@@ -87,10 +86,18 @@ def main() -> None:
             focuses = [seconds(lambda q=q: consensus_focus(q, RULE)) / samples for _ in range(REPEATS)]
             vote, focus = statistics.median(votes), statistics.median(focuses)
             loop_vote, loop_focus = loop_seconds(q)
-            print(
-                f"{classes:7d} {teachers:8d} {vote * 1e6:9.2f} {loop_vote / vote:7.1f} {focus * 1e6:10.2f}"
-                f" {loop_focus / focus:7.1f} {focus * 1e6 / teachers:10.3f}"
+            rows.append(
+                {
+                    "classes": classes,
+                    "teachers": teachers,
+                    "vote us": round(vote * 1e6, 2),
+                    "times the loop": round(loop_vote / vote, 1),
+                    "focus us": round(focus * 1e6, 2),
+                    "times its loop": round(loop_focus / focus, 1),
+                    "focus us per teacher": round(focus * 1e6 / teachers, 3),
+                }
             )
+    print(json.dumps({"benchmark": "consensus", "per sample": rows}))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Overhead of real machines: the same requests over mutual TLS and in worker processes of one machine.
+"""Overhead of real machines: the same requests over mutual TLS, in NVFlare's own tasks, and in workers of one machine.
 
-A server and four sites on 127.0.0.1. Printed: seconds for an empty request and for one that carries a 45 MB model there
-and back (ResNet-18, one batch of sixteen 32-pixel images of training in between), over both engines; bytes through the
-server's port against payload; memory of every kind of process; how long a killed worker and a killed site stay away.
+A server and four sites on 127.0.0.1. One JSON line: seconds for an empty request and for one that carries a 45 MB model
+there and back (ResNet-18, one batch of sixteen 32-pixel images of training in between); the same with a server and
+sites of plain NVFlare, whose sites send back the bytes that come; bytes through the server's port against payload;
+memory of every kind of process; what was told of the transfers meanwhile. Aims: 1.3 times NVFlare's own, and 0.1 s more
+for an empty question. With `--kills` also how long a killed worker and a killed site stay away.
 
-With `--slow [COMPRESS]`: two sites behind lines of 10 Mbit/s and 100 ms each way, and seconds for the model there and
+With `--slow COMPRESS`: two sites behind lines of 10 Mbit/s and 100 ms each way, and seconds for the model there and
 back, twice: the second time it is sent as a change.
 """
 
@@ -32,7 +34,11 @@ import numpy as np
 import psutil
 import yaml
 
-from fedshift.federation.engines.nvflare.kits import Coordinator
+from fedshift.beats import tell_transfers
+from fedshift.deploy.hardening import harden_server, harden_site
+from fedshift.deploy.provision import ORGANISATION
+from fedshift.federation.engines.nvflare.kits import COORDINATOR_USER, Coordinator
+from fedshift.federation.engines.nvflare.session import Server
 from fedshift.federation.federation import Federation
 from fedshift.federation.handshake import introduce
 from fedshift.methods.averaging import train
@@ -96,10 +102,20 @@ class Proxy:
 
 
 class Machines:
-    """The processes, started with the same commands as a user's."""
+    """The processes, started with the same commands as a user's; if they are `plain`, with NVFlare's own."""
 
-    def __init__(self, root: Path, sites: Sequence[str] = SITES, rate: float = math.inf, delay: float = 0.0) -> None:
-        self.root, self.running = root, {}
+    def __init__(
+        self,
+        root: Path,
+        sites: Sequence[str] = SITES,
+        rate: float = math.inf,
+        delay: float = 0.0,
+        *,
+        plain: bool = False,
+    ) -> None:
+        root.mkdir(exist_ok=True)
+        self.root, self.plain = root, plain
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -111,13 +127,24 @@ class Machines:
         for site in sites:
             config = root / "fed" / "sites" / site / "startup" / "fed_client.json"
             config.write_text(config.read_text().replace(f"localhost:{port}", f"localhost:{self.proxy.port}"))
-        self.running["server"] = self._fedshift("coordinator", "start", self.coordinator)
+        if plain:
+            kit = Coordinator.read(self.coordinator).server_kit
+            harden_server(kit, 15)
+            _allow_echo(kit)
+            self.running["server"] = self._nvflare("server.server_train", kit, "fed_server.json")
+        else:
+            self.running["server"] = self._fedshift("coordinator", "start", self.coordinator)
         for site in sites:
             self.start(site)
 
     def start(self, site: str) -> None:
         kit = self.root / "fed" / "sites" / site
-        self.running[site] = self._fedshift("site", "start", kit, "--data", self.root / "data" / site)
+        if self.plain:
+            harden_site(kit)
+            _allow_echo(kit)
+            self.running[site] = self._nvflare("client.client_train", kit, "fed_client.json", f"uid={site}")
+        else:
+            self.running[site] = self._fedshift("site", "start", kit, "--data", self.root.parent / "data" / site)
 
     def tree(self, name: str) -> list[psutil.Process]:
         process = psutil.Process(self.running[name].pid)
@@ -129,17 +156,39 @@ class Machines:
         return max((p.memory_info().rss for p in found), default=0) / 1e6
 
     def close(self) -> None:
+        everything = [process for name in self.running for process in self.tree(name)]
         for process in self.running.values():
             process.terminate()
         for process in self.running.values():
-            process.wait(60)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+        for left in everything:
+            with suppress(psutil.NoSuchProcess):
+                left.kill()
 
     def _fedshift(self, *words: object) -> subprocess.Popen[bytes]:
+        return self._start("fedshift", *words)
+
+    def _nvflare(self, module: str, kit: Path, config: str, *more: str) -> subprocess.Popen[bytes]:
+        keys = ("secure_train=true", f"org={ORGANISATION}", "config_folder=config", *more)
+        return self._start(f"nvflare.private.fed.app.{module}", "-m", kit, "-s", config, "--set", *keys)
+
+    def _start(self, module: str, *words: object) -> subprocess.Popen[bytes]:
+        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
         return subprocess.Popen(
-            [sys.executable, "-m", "fedshift", *map(str, words)],
+            [sys.executable, "-m", module, *map(str, words)],
             stdout=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.DEVNULL if self.plain else None,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         )
+
+
+def _allow_echo(kit: Path) -> None:
+    """The benchmark's own classes may run, and models cross as NVFlare would have them cross."""
+    resources = kit / "local" / "resources.json"
+    allowed = {"class_allow_list": ["_nvflare_echo.Asking", "_nvflare_echo.Echo"]}
+    resources.write_text(json.dumps(json.loads(resources.read_text()) | allowed))
+    (kit / "local" / "comm_config.json").unlink()
 
 
 def median_seconds(work: Callable[[], object]) -> float:
@@ -189,30 +238,72 @@ def main() -> None:
         prepared = prepare(make_config(keys | {"data_dir": root / "data" / "all", "workers": 2}))
         model = weights_of(base_network(prepared)[0])
         if sys.argv[1:2] == ["--slow"]:
-            machines = Machines(root, SITES[:2], rate=10e6 / 8, delay=0.1)
+            machines = Machines(root / "ours", SITES[:2], rate=10e6 / 8, delay=0.1)
             try:
-                slow_run(machines, keys | {"sources": list(SITES[:2])}, model, sys.argv[2])
+                with Listening() as heard:
+                    line = slow_run(machines, keys | {"sources": list(SITES[:2])}, model, sys.argv[2])
+                print(json.dumps(line | {"told": heard.lines}))
             finally:
                 machines.close()
             return
         fed = open_federation(prepared, root / "here")
         here = questions(fed, model, lambda: 0)
         fed.engine.close()
+        size = sum(tensor.nbytes for tensor in model.values())
+        line: dict[str, Any] = {"benchmark": "real_machines", "sites": len(SITES), "megabytes": round(size / 1e6, 1)}
+        for plain in (True, False):
+            machines = Machines(root / ("plain" if plain else "ours"), plain=plain)
+            try:
+                if plain:
+                    own = nvflare_alone(machines, size)
+                else:
+                    line |= remote_run(machines, keys, model, here, own)
+            finally:
+                machines.close()
+        print(json.dumps(line))
 
-        machines = Machines(root)
-        try:
-            remote_run(machines, keys, model, here)
-        finally:
-            machines.close()
+
+def nvflare_alone(machines: Machines, size: int) -> dict[str, float]:
+    """Seconds for nothing and for `size` bytes to all sites and back, in NVFlare's own tasks."""
+    coordinator = Coordinator.read(machines.coordinator)
+    while not _answers(coordinator.port):
+        time.sleep(0.2)
+    job = machines.root / "job"
+    config = job / "app" / "config"
+    config.mkdir(parents=True)
+    result = machines.root / "seconds.json"
+    common = {"format_version": 2, "components": [], "task_data_filters": [], "task_result_filters": []}
+    arguments = {"size": size, "repeats": REPEATS, "result": str(result)}
+    flow = [{"id": "echo", "path": "_nvflare_echo.Asking", "args": arguments}]
+    door = [{"tasks": ["echo"], "executor": {"path": "_nvflare_echo.Echo", "args": {}}}]
+    server = {"heart_beat_timeout": 600, "task_request_interval": 0.05}
+    (config / "config_fed_server.json").write_text(json.dumps(common | {"server": server, "workflows": flow}))
+    (config / "config_fed_client.json").write_text(json.dumps(common | {"executors": door}))
+    everyone = {"app": ["server", *SITES]}
+    meta = {"name": "echo", "resource_spec": {}, "min_clients": len(SITES), "deploy_map": everyone}
+    (job / "meta.json").write_text(json.dumps(meta))
+    session = Server(coordinator.admin_kit, COORDINATOR_USER)
+    try:
+        while len(session.online()) < len(SITES):
+            time.sleep(0.5)
+        number = session.submit(job)
+        while not result.exists():
+            if ended := session.has_ended(number):
+                raise RuntimeError(f"NVFlare's job ended: {ended}")
+            time.sleep(0.5)
+    finally:
+        session.close()
+    found: dict[str, float] = json.loads(result.read_text())
+    return found
 
 
-def slow_run(machines: Machines, keys: dict[str, object], model: Any, compress: str) -> None:
+def slow_run(machines: Machines, keys: dict[str, object], model: Any, compress: str) -> dict[str, Any]:
     sites = SITES[:2]
     config = make_config(keys | {"engine": "nvflare", "federation": machines.coordinator, "compress": compress})
     while not _answers(Coordinator.read(machines.coordinator).port):
         time.sleep(0.2)
     with connect_nvflare(config, "0" * 16, print) as connection:
-        fed = open_federation(prepare(config, connection.dataset), Path(), sites=connection)
+        fed = open_federation(prepare(config, connection.dataset, is_local=False), Path(), sites=connection)
         fed.begin(1)
         fed.ask(sites, introduce, rewind_to=0)
         rows = []
@@ -229,24 +320,21 @@ def slow_run(machines: Machines, keys: dict[str, object], model: Any, compress: 
                 }
             )
             model = fed.average([(trained.model, 1.0) for _, trained in replies], since=model)
-        print(json.dumps({"benchmark": "slow line", "compress": compress, "rounds, MB per site": rows}))
+    return {"benchmark": "slow line", "compress": compress, "rounds, MB per site": rows}
 
 
-def remote_run(machines: Machines, keys: dict[str, object], model: object, here: dict[str, float]) -> None:
+def remote_run(
+    machines: Machines, keys: dict[str, object], model: object, here: dict[str, float], own: dict[str, float]
+) -> dict[str, Any]:
     config = make_config(keys | {"engine": "nvflare", "federation": machines.coordinator})
     while not _answers(Coordinator.read(machines.coordinator).port):
         time.sleep(0.2)
     started = time.perf_counter()
-    with connect_nvflare(config, "0" * 16, print) as sites:
-        print(f"real_machines: {time.perf_counter() - started:.1f} s from starting sites and submitting to surveyed")
-        fed = open_federation(prepare(config, sites.dataset), Path(), sites=sites)
-        there = questions(fed, model, lambda: machines.proxy.bytes)
-        print(
-            f"real_machines: empty question {there['empty']:.2f} s (one machine {here['empty']:.2f} s),"
-            f" 45 MB model there and back {there['full']:.1f} s (one machine {here['full']:.1f} s),"
-            f" ratio {there['full'] / here['full']:.2f}; {there['payload']:.0f} MB payload a question,"
-            f" wire / payload {there['wire']:.3f}"
-        )
+    with connect_nvflare(config, "0" * 16, lambda text: None) as sites:
+        connected = time.perf_counter() - started
+        fed = open_federation(prepare(config, sites.dataset, is_local=False), Path(), sites=sites)
+        with Listening() as heard:
+            there = questions(fed, model, lambda: machines.proxy.bytes)
         kinds = {
             "server": ("server", "server_train"),
             "server's job": ("server", "runner_process"),
@@ -254,35 +342,62 @@ def remote_run(machines: Machines, keys: dict[str, object], model: object, here:
             "site's job": ("north", "client.worker_process"),
             "site's worker": ("north", "runs.worker"),
         }
-        sizes = {kind: round(machines.megabytes(*where)) for kind, where in kinds.items()}
-        print(
-            f"real_machines: memory in MB {json.dumps(sizes)}, this run {psutil.Process().memory_info().rss / 1e6:.0f}"
-        )
+        seconds = {
+            name: {"fedshift": there[name], "NVFlare": own[name], "one machine": here[name]}
+            for name in ("empty", "full")
+        }
+        line: dict[str, Any] = {
+            "connected s": round(connected, 1),
+            "times NVFlare's own": round(there["full"] / own["full"], 2),
+            "empty question more s": round(there["empty"] - own["empty"], 3),
+            "bytes on the wire of payload": round(there["wire"], 3),
+            "seconds": {name: {who: round(took, 2) for who, took in row.items()} for name, row in seconds.items()},
+            "memory MB": {kind: round(machines.megabytes(*where)) for kind, where in kinds.items()},
+            "told": {"times": len(heard.lines), "last": heard.lines[-1] if heard.lines else ""},
+        }
+        if "--kills" in sys.argv:
+            line["back after s"] = kills(machines, fed)
+    return line
 
-        worker = next(p for p in machines.tree("north") if any("runs.worker" in part for part in p.cmdline()))
-        worker.kill()
+
+class Listening:
+    """Notes what a run would tell of transfers, every second."""
+
+    def __enter__(self) -> Listening:
+        self.lines: list[str] = []
+        self._stop = threading.Event()
+        threading.Thread(target=self._work, daemon=True).start()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._stop.set()
+
+    def _work(self) -> None:
+        while not self._stop.wait(1):
+            if told := tell_transfers():
+                self.lines.append(told)
+
+
+def kills(machines: Machines, fed: Federation) -> dict[str, float]:
+    worker = next(p for p in machines.tree("north") if any("runs.worker" in part for part in p.cmdline()))
+    worker.kill()
+    fed.begin(fed.round + 1)
+    fed.ask(SITES, introduce, rewind_to=0)
+    started = time.perf_counter()
+    fed.begin(fed.round + 1)
+    fed.ask(SITES, introduce, everyone=True, rewind_to=0)
+    found = {"worker": round(time.perf_counter() - started, 1)}
+    for process in machines.tree("north"):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    machines.start("north")
+    started = time.perf_counter()
+    missing = {"north": ""}
+    while "north" in missing:
         fed.begin(fed.round + 1)
         missing = fed.ask(SITES, introduce, rewind_to=0).missing
-        started = time.perf_counter()
-        fed.begin(fed.round + 1)
-        fed.ask(SITES, introduce, everyone=True, rewind_to=0)
-        print(f"real_machines: killed worker: {missing}, back after {time.perf_counter() - started:.1f} s")
-
-        for process in machines.tree("north"):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        machines.start("north")
-        started = time.perf_counter()
-        fed.begin(fed.round + 1)
-        missing = fed.ask(SITES, introduce, rewind_to=0).missing
-        noticed = time.perf_counter() - started
-        while "north" in missing:
-            fed.begin(fed.round + 1)
-            missing = fed.ask(SITES, introduce, rewind_to=0).missing
-        print(
-            f"real_machines: killed site: noticed after {noticed:.1f} s (lost_after 15), back"
-            f" {time.perf_counter() - started - noticed:.1f} s later"
-        )
+        found.setdefault("site, noticed", round(time.perf_counter() - started, 1))
+    return found | {"site": round(time.perf_counter() - started, 1)}
 
 
 def _answers(port: int) -> bool:

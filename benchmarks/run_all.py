@@ -15,9 +15,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 FOLDER = Path(__file__).parent
 SHORT: dict[str, tuple[int, list[str]]] = {
@@ -25,8 +28,9 @@ SHORT: dict[str, tuple[int, list[str]]] = {
     "csac_epoch": (60, ["--only", "digits-csac", "--epochs", "4"]),
     "fuzz": (60, ["2000"]),
     "local_training": (120, ["--quick"]),
-    "many_sites": (300, ["100", "1000", "10000"]),
-    "real_machines": (120, []),
+    "fedavg_overhead": (120, []),
+    "many_sites": (330, ["100", "1000", "10000"]),
+    "real_machines": (180, []),
     "startup": (90, []),
     "privacy": (45, ["record", "--seeds", "0", "--rounds", "2", "--methods", "fedavg"]),
 }
@@ -42,10 +46,15 @@ def main() -> None:
     names = sys.argv[1:] or sorted(file.stem for file in FOLDER.glob("[a-z]*.py") if file.stem != Path(__file__).stem)
     began = time.perf_counter()
     load = os.getloadavg()[0]
-    sections = [section for name in names for section in one(name, BUDGET - (time.perf_counter() - began))]
+    sections: list[str] = []
+    for name in names:
+        try:
+            sections += one(name, BUDGET - (time.perf_counter() - began))
+        except Exception as error:  # One script that cannot be run does not lose what the others have found.
+            sections += ["", f"## {name}", "", f"Not run: {type(error).__name__}: {error}"]
     page = "\n".join([*head(time.perf_counter() - began, load), *sections])
     if sys.argv[1:]:
-        print(page)
+        print(page, flush=True)
     else:
         (FOLDER / "RESULTS.md").write_text(page + "\n")
         print(f"wrote {FOLDER / 'RESULTS.md'} in {time.perf_counter() - began:.0f} s", file=sys.stderr)
@@ -83,7 +92,7 @@ def one(name: str, left: float) -> Iterator[str]:
     file = FOLDER / f"{name}.py"
     print(f"{name}: up to {limit} s", file=sys.stderr, flush=True)
     began = time.perf_counter()
-    # A session of its own: what the script has started ends with it.
+    # A session of its own, so that nothing of the terminal reaches it; what it has started ends with it, see `_end`.
     with subprocess.Popen(
         [sys.executable, str(file), *arguments],
         stdout=subprocess.PIPE,
@@ -96,7 +105,7 @@ def one(name: str, left: float) -> Iterator[str]:
             output, errors = process.communicate(timeout=limit)
             ending = "" if process.returncode == 0 else f"failed with exit code {process.returncode}"
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
+            _end(process.pid)
             output, errors = process.communicate()
             ending = f"stopped after {limit} s"
     command = " ".join(["python", f"benchmarks/{name}.py", *arguments])
@@ -104,6 +113,16 @@ def one(name: str, left: float) -> Iterator[str]:
     spent = time.perf_counter() - began
     yield from ["", f"## {name}", "", summary, "", f"`{command}`, {spent:.0f} s{f': {ending}' if ending else ''}", ""]
     yield from shown(output.splitlines() or errors.splitlines()[-3:])
+
+
+def _end(pid: int) -> None:
+    """Ends a process and all that it has started: some of these have sessions of their own, and all of them hold the
+    pipes that are being read."""
+    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(family[1:], timeout=5)
 
 
 def shown(lines: list[str]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 What is known of a round on this machine: which sites are done and how many batches were used (`fedshift.beats`). In the
 first round their number is estimated from the sizes of the sites; later it is that of the round before. Of sites on
-other machines it is known who has answered, and how long earlier rounds took.
+other machines it is known who has answered, how much of a model has crossed, and how long earlier rounds took.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedshift.beats import beats
+from fedshift.beats import beats, tell_transfers
 from fedshift.errors import FedshiftError
 from fedshift.federation import codec
 from fedshift.federation.federation import Watch
@@ -96,6 +96,8 @@ class Heartbeat(Watch):
             words += f", {asked - len(waiting)} of {asked} sites done" + (f", waiting for {names}" if names else "")
         elif waiting:
             words += f" at {waiting[0]}"
+        if crossing := tell_transfers():
+            words += f", {crossing}"
         if not self._round:
             return Moment(0, self._rounds, words, now - self._began)
         in_round, used = now - self._round_began, beats() - self._beats

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import IO, Any
 
 from nvflare.apis.client import Client
@@ -15,8 +17,10 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import ReturnCode, Shareable
 from nvflare.apis.signal import Signal
 
+from fedshift.beats import Transfer
 from fedshift.federation.engines import Failure
 from fedshift.federation.engines.nvflare.job import TASK
+from fedshift.federation.engines.nvflare.transfers import Reporter
 from fedshift.federation.engines.workers import read_frame, write_frame
 
 _CHECK_SECONDS = 0.05
@@ -53,8 +57,10 @@ class Bridge(Controller):  # type: ignore[misc]
                 write_frame(self._replies, json.dumps({"sites": present}).encode())
                 reader = threading.Thread(target=self._read, args=(questions, fl_ctx), daemon=True)
                 reader.start()
+                reporter = Reporter(self._report)
                 while reader.is_alive() and not abort_signal.triggered:
                     reader.join(0.2)
+                reporter.close()
                 with suppress(OSError):
                     link.shutdown(socket.SHUT_RDWR)
                 reader.join(5)
@@ -95,8 +101,14 @@ class Bridge(Controller):  # type: ignore[misc]
                 outcome = "reply" if told == "reply" else Failure.told(told).reason
                 body = result["body"] if outcome == "reply" else b""
         task.client_tasks.clear()
-        with self._writing, suppress(OSError, ValueError):
-            assert self._replies is not None
-            head = {"call": task.props["call"], "site": task.props["site"], "outcome": outcome}
+        with suppress(OSError, ValueError):
+            self._send({"call": task.props["call"], "site": task.props["site"], "outcome": outcome}, body)
+
+    def _report(self, found: Sequence[Transfer]) -> None:
+        self._send({"transfers": [asdict(one) for one in found]}, b"")
+
+    def _send(self, head: dict[str, Any], body: bytes) -> None:
+        assert self._replies is not None
+        with self._writing:
             write_frame(self._replies, json.dumps(head).encode())
             write_frame(self._replies, body)

@@ -6,6 +6,8 @@ import json
 import queue
 import threading
 import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,14 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from fedshift.federation.engines.nvflare.settings import SiteSettings, worker_setup
+from fedshift.beats import Transfer, transfers_in_words
+from fedshift.federation.engines.nvflare.settings import SiteSettings, run_folder, worker_setup
+from fedshift.federation.engines.nvflare.transfers import Reporter
 from fedshift.federation.engines.workers import SpawnedWorker, question_head
 
 _ABORT_CHECK_SECONDS = 0.5
+_FIRST_SECONDS, _LOG_SECONDS = 3.0, 10.0
+"""A transfer is logged once it has taken so long, and from then on so often."""
 _LONGEST_HEAD = 4 * 1024 * 1024
 _LONGEST_DEADLINE = 30 * 24 * 3600.0
 
@@ -44,6 +50,9 @@ class SiteDoor(Executor):  # type: ignore[misc]
         super().__init__()
         self._worker: SpawnedWorker | None = None
         self._setup = b""
+        self._log: Path | None = None
+        self._told = 0.0
+        self._reporter: Reporter | None = None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         outcome, body = self._answer(shareable, Path(fl_ctx.get_workspace().get_root_dir()), abort_signal)
@@ -52,8 +61,24 @@ class SiteDoor(Executor):  # type: ignore[misc]
         return reply
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.START_RUN:
+            self._reporter = Reporter(self._note)
         if event_type == EventType.END_RUN:
+            if self._reporter is not None:
+                self._reporter.close()
             self._end_worker()
+
+    def _note(self, found: Sequence[Transfer]) -> None:
+        """A line in the site's log of the run, of transfers that take long."""
+        now = time.monotonic()
+        if not found:
+            self._told = 0.0
+        elif not self._told:
+            self._told = now - _LOG_SECONDS + _FIRST_SECONDS
+        elif now - self._told >= _LOG_SECONDS and self._log is not None:
+            self._told = now
+            with self._log.open("a") as file:
+                file.write(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {transfers_in_words(found)}\n")
 
     def _answer(self, question: Shareable, kit: Path, abort_signal: Signal) -> tuple[str, bytes]:
         try:
@@ -63,6 +88,7 @@ class SiteDoor(Executor):  # type: ignore[misc]
             if request["site"] != settings.site:
                 raise ValueError("not for this site")
             setup = json.dumps(worker_setup(settings, kit, head["run"], head["part"], head["plan"])).encode()
+            self._log = run_folder(kit, head["run"]) / "site.log"
         # Whatever is wrong with a question stays here; only that it was refused goes back.
         except Exception:
             self.logger.exception("a question could not be read")

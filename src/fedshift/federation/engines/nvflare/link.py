@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from fedshift.beats import Transfer, note_transfers
 from fedshift.errors import SiteError
 from fedshift.federation.engines import Failure
 from fedshift.federation.engines.nvflare.job import write_job
@@ -186,7 +187,12 @@ class _Bridge:
     def _read(self, stream: IO[bytes]) -> None:
         with suppress(EOFError, OSError, ValueError):
             while True:
-                self._answers.put((json.loads(read_frame(stream)), read_frame(stream)))
+                head, body = json.loads(read_frame(stream)), read_frame(stream)
+                if "transfers" in head:
+                    note_transfers([Transfer(**one) for one in head["transfers"]])
+                else:
+                    self._answers.put((head, body))
+        note_transfers(())
         self._answers.put(None)
 
 
