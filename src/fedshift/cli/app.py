@@ -341,8 +341,8 @@ def predict(
         typer.echo(
             f"note: {counts.unlike} of {counts.predicted} are unlike the sources' data: see the column note", err=True
         )
-    if counts.note:
-        typer.echo(f"note: {counts.note}", err=True)
+    for note in filter(None, (counts.together, counts.note)):
+        typer.echo(f"note: {note}", err=True)
     if select == "last":
         typer.echo(PREDICT_RULE, err=True)
 

@@ -28,6 +28,7 @@ from fedshift.functional.calibration import (
     share_counts,
 )
 from fedshift.functional.metrics import wilson_interval
+from fedshift.functional.unlike import Spread, even_edges, is_unlike, spread_of, spread_of_counts
 from fedshift.methods.evaluation import SplitName, by_models
 from fedshift.methods.local import with_weights
 from fedshift.nn.distance import (
@@ -40,6 +41,7 @@ from fedshift.nn.distance import (
 )
 
 SHARE_BINS = 200
+FEWEST_OF_SITE = 20
 FEWEST = 50
 """With fewer validation samples over all sites, a temperature would be fitted to noise: it stays 1."""
 _USUAL = 0.99
@@ -102,11 +104,35 @@ def ask_sureness(
 
 
 @dataclass(frozen=True)
+class Usual:
+    """What is usual at the sources, by site without names, on validation: how `sure` a model is, by parts of the range
+    of probability, and how far samples are (`near`), by `edges`."""
+
+    sure: tuple[Spread, ...]
+    near: tuple[Spread, ...]
+    edges: tuple[float, ...]
+
+    def is_unlike(self, confidence: Tensor, distances: Tensor | None) -> bool:
+        """Whether inputs with these numbers `(n,)` are together unlike every source's."""
+        steps = [(part + 1) / BINS for part in range(BINS - 1)]
+        if is_unlike(spread_of(confidence, steps), self.sure):
+            return True
+        return distances is not None and is_unlike(spread_of(distances, self.edges), self.near)
+
+    @property
+    def confidence(self) -> tuple[float, float]:
+        """The lowest and the highest mean of a source."""
+        means = [1 - (sum(site.below) + 0.5) / BINS for site in self.sure]
+        return min(means), max(means)
+
+
+@dataclass(frozen=True)
 class Calibration:
     """What scores are divided by, and from which distance on an input is unlike what was seen; None: not known."""
 
     temperature: float = 1.0
     far: float | None = None
+    usual: Usual | None = None
 
 
 def calibrate(found: Mapping[str, Sureness]) -> Calibration:
@@ -117,7 +143,20 @@ def calibrate(found: Mapping[str, Sureness]) -> Calibration:
     distances = torch.stack([one.distances for one in found.values()]).sum(0)
     enough = int(confidence[0].sum()) >= FEWEST
     far = end_of_bin(quantile_of_counts(distances, _USUAL)) if int(distances.sum()) >= FEWEST else None
-    return Calibration(best_temperature(confidence) if enough else 1.0, far)
+    temperature = best_temperature(confidence) if enough else 1.0
+    return Calibration(temperature, far, _usual(found, temperature, distances if far is not None else None))
+
+
+def _usual(found: Mapping[str, Sureness], temperature: float, distances: Tensor | None) -> Usual | None:
+    """Sites with so few samples that a share of them would tell of single ones are left out."""
+    enough = [one for one in found.values() if int(one.confidence[0].sum()) >= FEWEST_OF_SITE]
+    if not enough:
+        return None
+    here = TEMPERATURES.index(temperature)
+    sure = tuple(spread_of_counts(one.confidence[here].sum(1), range(BINS - 1)) for one in enough)
+    ends = [] if distances is None else even_edges(distances, BINS)
+    near = tuple(spread_of_counts(one.distances, ends) for one in enough)
+    return Usual(sure, near if ends else (), tuple(end_of_bin(end) for end in ends))
 
 
 def tell(

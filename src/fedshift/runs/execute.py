@@ -399,7 +399,7 @@ class _Execution:
     def _saved(self, models: Mapping[str, Weights], made: Calibration | None = None) -> SavedModel:
         header = ModelHeader.of(self.plan, self.prepared.dataset.mask_ids)
         if made is not None:
-            header = dataclasses.replace(header, temperature=made.temperature, far=made.far)
+            header = dataclasses.replace(header, temperature=made.temperature, far=made.far, usual=made.usual)
         return SavedModel(header, models)
 
     def _recall(self) -> Memory | None:

@@ -30,24 +30,27 @@ from fedshift.files import write_atomically
 from fedshift.functional.tiles import stitched, stitched_classes
 from fedshift.methods.base import SHARED
 from fedshift.runs.api import Run, Select
-from fedshift.runs.files.model import ModelHeader, SavedModel, with_far
+from fedshift.runs.files.model import ModelHeader, SavedModel, with_distances
 
 _BATCH = 64
 UNLIKE = "unlike the sources' data"
 """The note of an input that is farther from what was seen than 99 of 100 of the sources' own."""
 _UNSURE = 5
+_FEWEST_TOGETHER = 20
 
 
 @dataclass(frozen=True)
 class PredictionCounts:
     """`model` says in words whose model predicted, `note` what else is to be known of it. `unlike`: how many inputs are
-    unlike what the sources have. `unsure`: those with the lowest confidence, which is `calibrated` or not."""
+    unlike what the sources have; `together` says so of all of them as a whole, if they are. `unsure`: those with the
+    lowest confidence, which is `calibrated` or not."""
 
     predicted: int
     skipped: int
     model: str
     note: str = ""
     unlike: int = 0
+    together: str = ""
     unsure: tuple[tuple[str, float], ...] = ()
     calibrated: bool = False
 
@@ -66,12 +69,13 @@ def predict_files(
     net = saved.network(chosen)
     if not inputs.exists():
         raise InputError("data-missing", f"there is nothing at {inputs}")
+    seen = _Seen(saved.header)
     if len(saved.header.input_shape) == 1:
-        rows = _predict_table(saved, net, inputs)
+        rows = _predict_table(saved, net, inputs, seen)
     elif saved.header.task == "segmentation":
         rows = _predict_masks(saved, net, inputs, out.with_name(f"{out.stem}_masks"))
     else:
-        rows = _predict_images(saved, net, inputs)
+        rows = _predict_images(saved, net, inputs, seen)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row, whose in zip(rows, ["model", *[chosen or "shared"] * (len(rows) - 1)], strict=True):
@@ -92,7 +96,41 @@ def predict_files(
         unsure = sorted(((str(row[0]), float(str(row[2]))) for row in rows[1:] if row[1] != ""), key=lambda one: one[1])
     read = len(rows) - 1 - len(unreadable)
     is_calibrated = saved.header.temperature != 1.0
-    return PredictionCounts(read, len(unreadable), whose, note, unlike, tuple(unsure[:_UNSURE]), is_calibrated)
+    told = seen.together()
+    return PredictionCounts(read, len(unreadable), whose, note, unlike, told, tuple(unsure[:_UNSURE]), is_calibrated)
+
+
+class _Seen:
+    """Answers for all inputs, and what they say together: a site that looks different shows in many inputs, not in
+    one."""
+
+    def __init__(self, header: ModelHeader) -> None:
+        self._header = header
+        self._sure: list[Tensor] = []
+        self._distances: list[Tensor] = []
+
+    def answered(self, net: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Class probabilities, and which inputs are unlike the sources' data."""
+        found, distances = with_distances(net, self._header, inputs)
+        self._sure.append(found.amax(1))
+        self._distances.append(distances)
+        far = self._header.far
+        return found, torch.zeros(len(inputs), dtype=torch.bool) if far is None else distances > far
+
+    def together(self) -> str:
+        """A sentence if the inputs as a whole are unlike every source's; empty if not, or if they are too few."""
+        usual = self._header.usual
+        if usual is None or sum(map(len, self._sure)) < _FEWEST_TOGETHER:
+            return ""
+        confidence, distances = torch.cat(self._sure), torch.cat(self._distances)
+        if not usual.is_unlike(confidence, None if self._header.far is None else distances):
+            return ""
+        low, high = (f"{100 * mean:.0f}" for mean in usual.confidence)
+        return (
+            f"as a whole, these {len(confidence):,} look unlike each source's data: mean confidence"
+            f" {100 * float(confidence.mean()):.0f} %, at the sources {low}-{high} %. Expect a lower accuracy than in"
+            " validation (fedshift adapt, fedshift estimate), or label thirty of them and check"
+        )
 
 
 def whose_model(run: Run, saved: SavedModel, site: str | None, chosen: str) -> str:
@@ -106,17 +144,17 @@ def whose_model(run: Run, saved: SavedModel, site: str | None, chosen: str) -> s
     return f"the shared model (this run has none of {site}'s own{others})"
 
 
-def _predict_images(saved: SavedModel, net: nn.Module, folder: Path) -> list[Sequence[object]]:
+def _predict_images(saved: SavedModel, net: nn.Module, folder: Path, seen: _Seen) -> list[Sequence[object]]:
     classes = saved.header.classes
     rows: list[Sequence[object]] = [["file", "prediction", "confidence", *(f"p_{name}" for name in classes), "note"]]
     for batch in _batches(folder, saved.header):
         rows += [[name, "", "", *("" for _ in classes), f"unreadable: {why}"] for name, why in batch.problems]
         if batch.names:
-            rows += _class_rows(batch.names, *with_far(net, saved.header, batch.images), classes)
+            rows += _class_rows(batch.names, *seen.answered(net, batch.images), classes)
     return rows
 
 
-def _predict_table(saved: SavedModel, net: nn.Module, path: Path) -> list[Sequence[object]]:
+def _predict_table(saved: SavedModel, net: nn.Module, path: Path, seen: _Seen) -> list[Sequence[object]]:
     classes = saved.header.classes
     if not saved.header.columns:
         raise InputError(
@@ -125,7 +163,7 @@ def _predict_table(saved: SavedModel, net: nn.Module, path: Path) -> list[Sequen
     features = read_features(path, saved.header.columns)
     header = ["row", "prediction", "confidence", *(f"p_{name}" for name in classes), "note"]
     names = [str(number) for number in range(1, len(features) + 1)]
-    return [header, *_class_rows(names, *with_far(net, saved.header, torch.from_numpy(features)), classes)]
+    return [header, *_class_rows(names, *seen.answered(net, torch.from_numpy(features)), classes)]
 
 
 def _class_rows(

@@ -29,8 +29,10 @@ from fedshift.federation.plan import ModelSpec, Plan, Setting, Training
 from fedshift.federation.releases import Weights
 from fedshift.federation.sealed import read_tensor_file
 from fedshift.files import write_atomically
+from fedshift.functional.calibration import BINS
 from fedshift.methods import find_method
 from fedshift.methods.base import SHARED
+from fedshift.methods.calibration import Usual
 from fedshift.methods.local import SharedModelMethod, plain_network
 from fedshift.nn.archs import find_arch
 from fedshift.nn.distance import total_distance, watching_distances
@@ -68,6 +70,8 @@ class ModelHeader:
     cases of the sources' validation. 1: not calibrated."""
     far: float | None = None
     """From which distance on (`fedshift.nn.distance`) an input is unlike what the sources have; None: not known."""
+    usual: Usual | None = None
+    """What is usual at the sources, for many inputs together; None: not known."""
     written_by: str = "0.1.0"
     tiled: bool = False
     """Whether pictures are not resized to `input_shape`, but seen in squares of that shape, as in training."""
@@ -167,12 +171,22 @@ class ModelHeader:
             raise FedshiftError("message-invalid", "its pictures cannot be cut as it says")
         if self.scaled_to is not None and not 0 < self.scaled_to <= _LARGEST_SIDE:
             raise FedshiftError("message-invalid", f"its pictures are scaled to {self.scaled_to} pixels")
+        if self.usual and not _makes_sense(self.usual):
+            raise FedshiftError("message-invalid", "what is usual at its sources makes no sense")
         channels = {0, 1 if len(self.input_shape) == 1 else 3}
         scales = (*self.mean, *self.std)
         if len(self.mean) not in channels or len(self.std) != len(self.mean) or not all(map(math.isfinite, scales)):
             raise FedshiftError("message-invalid", "mean and std are not finite numbers, one per channel")
         if self.mask_ids and (len(self.mask_ids) != len(self.classes) or not set(self.mask_ids) <= set(range(256))):
             raise FedshiftError("message-invalid", "its classes have no ids from 0 to 255 each")
+
+
+def _makes_sense(usual: Usual) -> bool:
+    spreads = [(site, BINS - 1) for site in usual.sure] + [(site, len(usual.edges)) for site in usual.near]
+    return all(map(math.isfinite, usual.edges)) and all(
+        len(site.below) == length and site.samples >= 0 and all(0 <= share <= 1 for share in site.below)
+        for site, length in spreads
+    )
 
 
 _LARGEST_SIDE = 8192
@@ -313,11 +327,18 @@ def _of_format_1(header: dict[str, Any]) -> dict[str, Any]:
 @torch.inference_mode()
 def with_far(net: nn.Module, header: ModelHeader, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities, and which inputs are unlike what the sources have: `(n,)` booleans, none where it is not known."""
+    found, distances = with_distances(net, header, inputs)
+    return found, torch.zeros(len(inputs), dtype=torch.bool) if header.far is None else distances > header.far
+
+
+@torch.inference_mode()
+def with_distances(net: nn.Module, header: ModelHeader, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities, and how far each input is from what was seen; NaN where that is not known."""
     if header.far is None:
-        return net(inputs).softmax(1), torch.zeros(len(inputs), dtype=torch.bool)
+        return net(inputs).softmax(1), torch.full((len(inputs),), torch.nan)
     with watching_distances(net) as found:
         scores = net(inputs)
-    return scores.softmax(1), total_distance(found) > header.far
+    return scores.softmax(1), total_distance(found)
 
 
 @torch.inference_mode()
