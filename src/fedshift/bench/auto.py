@@ -41,8 +41,6 @@ CANDIDATES: dict[Setting, tuple[str, ...]] = {
     "adapt": (BASELINE, "fedlooks", "shot", "kd3a", "copa-uda"),
 }
 """Tried in this order; those that are too much for the budget are left out from the most expensive on."""
-FROM_SCRATCH = ("fedlooks",)
-"""Not tried with given weights, which their looks suit badly: docs/methods/fedlooks.md."""
 MARGIN = 0.01
 DEFAULT_MINUTES = 30.0
 MOST_ROUNDS, FEWEST_ROUNDS = 20, 5
@@ -219,9 +217,6 @@ def _usable(
     """The methods that can do this task with these keys, and why others cannot."""
     usable, left_out = [], {}
     for method in CANDIDATES[setting]:
-        if method in FROM_SCRATCH and values.get("weights"):
-            left_out[method] = "it was measured to be behind where a network starts from given weights"
-            continue
         (job,) = _jobs([method], [column], values, 1)
         try:
             prepare(job.config, own.dataset)

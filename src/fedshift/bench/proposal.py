@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fedshift.bench.api import cores
-from fedshift.bench.auto import CANDIDATES, FROM_SCRATCH, MOST_ROUNDS
+from fedshift.bench.auto import CANDIDATES, MOST_ROUNDS
 from fedshift.data.check import DataReport, DomainReport
 from fedshift.data.tiling import AUTO_FROM, AUTO_SIDE
 from fedshift.errors import InputError
@@ -186,7 +186,7 @@ def _method(values: dict[str, Any], report: DataReport, sources: int, seconds: f
             ("method", "fedavg", "with one source there is nothing to choose a method by"),
             ("rounds", _rounds(seconds, minutes), f"about {minutes:g} minutes"),
         ]
-    skipped = FROM_SCRATCH if values.get("weights") or len(report.input_shape) == 1 else ()
+    skipped = ("fedlooks",) if len(report.input_shape) == 1 else ()
     names = [n for n in CANDIDATES[setting] if report.task in find_about(n).tasks and n not in skipped]
     return [
         ("method", "auto", f"tries {', '.join(names)} with each labelled source held out in turn, as time allows"),
