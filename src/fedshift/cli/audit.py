@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedshift.errors import InputError
-
-if TYPE_CHECKING:
-    from fedshift.audit.leakage import Message
 
 audit_app = typer.Typer(help="See what leaks from your own federation, and what left it.", no_args_is_help=True)
 
@@ -22,57 +19,66 @@ def audit() -> None:
 
 @audit_app.command()
 def leakage(
+    method: Annotated[str | None, typer.Argument(help="The method whose messages are attacked.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every method whose sites send something of their own.")] = False,
     dataset: Annotated[str | None, typer.Option(help="A named data set: `fedshift list datasets`.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Your own data: one folder per site.")] = None,
-    site: Annotated[
-        str | None, typer.Option(help="The site whose images are attacked. Default: the first one.")
-    ] = None,
+    site: Annotated[str | None, typer.Option(help="The site that is attacked. Default: the first one.")] = None,
+    sizes: Annotated[str, typer.Option(help="How many samples the site has, in turn.")] = "1,8,32,128",
     arch: Annotated[str, typer.Option(help="See `fedshift list archs`.")] = "digits-csac",
     image_size: Annotated[int | None, typer.Option(help="Images are resized to this side length, in pixels.")] = None,
-    messages: Annotated[
-        str, typer.Option(help="IMAGES/BATCH of each message: 4/4 is one step, 16/4 an epoch of four steps.")
-    ] = "1/1,4/4,4/2,16/4",
-    trials: Annotated[int, typer.Option(help="Trials per message, each with other images.", min=1)] = 4,
-    steps: Annotated[int, typer.Option(help="Steps of the attacker's search.", min=1)] = 400,
-    noise: Annotated[
-        float, typer.Option(help="Noise added to the weights before they leave, as policy.noise.", min=0)
-    ] = 0.0,
+    dp: Annotated[float | None, typer.Option(help="With the noise of this epsilon, for 40 rounds.")] = None,
+    secure: Annotated[bool, typer.Option(help="With secure aggregation: only the sum over sites is seen.")] = False,
+    steps: Annotated[int, typer.Option(help="Steps of a search for images.", min=1)] = 300,
+    shadows: Annotated[int, typer.Option(help="Shadow sites for membership.", min=0)] = 6,
+    minutes: Annotated[float, typer.Option(help="For each method; what is left then is not tried, and said so.")] = 10,
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Set any configuration key: key=value.")] = None,
-    out: Annotated[Path, typer.Option(help="The folder for leakage.png and leakage.json.")] = Path("runs/leakage"),
+    out: Annotated[Path, typer.Option(help="The folder for leakage.html, .json and .md.")] = Path("runs/leakage"),
 ) -> None:
-    """Rebuild a site's images from the model that it sends, after one batch and after an epoch."""
+    """Attack what really leaves a site: rebuild images, recognise samples, tell who took part."""
     from rich.console import Console
 
-    from fedshift.audit.leakage import leakage
-    from fedshift.bench.papers.kd3a import LEAKAGE_NOTES, leakage_sheet, write_leakage
-    from fedshift.bench.suite import with_time_left
-    from fedshift.bench.tables import text
+    from fedshift.audit.leakage.study import attackable, leakage
     from fedshift.cli.show import show_progress
-    from fedshift.functional.inversion import Search
+    from fedshift.report.leakage import read_leakage, write_leakage
     from fedshift.runs.config import apply_settings
 
     if dataset is None and data_dir is None:
         raise InputError("data-missing", "say whose images to attack: --dataset NAME or --data-dir DIR")
-    given = {"dataset": dataset, "data_dir": data_dir, "arch": arch, "image_size": image_size}
+    if (method is None) != every:
+        raise InputError("config-value", "name a method, or say --all")
+    given = {"dataset": dataset, "data_dir": data_dir, "image_size": image_size}
     keys = apply_settings({key: value for key, value in given.items() if value is not None}, set_ or [])
-    found = leakage(
-        site,
-        messages=[_message(part) for part in messages.split(",")],
-        trials=trials,
-        search=Search(steps=steps),
-        noise=noise,
-        seed=seed,
-        progress=with_time_left(show_progress),
-        **keys,
-    )
-    (picture,) = write_leakage(found, out)
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    for note in LEAKAGE_NOTES:
-        console.print(note)
-    sheet = leakage_sheet(found)
-    console.print(f"\n{found.dataset}, site {found.site}, {found.arch}: {sheet.title}\n{text(sheet)}")
-    console.print(f"picture: {picture}\nnumbers: {picture.with_suffix('.json')}")
+    for name in attackable() if method is None else (method,):
+        try:
+            found = leakage(
+                name,
+                sizes=_sizes(sizes),
+                site=site,
+                steps=steps,
+                shadows=shadows,
+                dp=dp,
+                secure=secure,
+                minutes=minutes,
+                seed=seed,
+                progress=show_progress,
+                **{"arch": arch, **keys},
+            )
+        except InputError as error:
+            if method is not None:
+                raise
+            console.print(f"{name}: not studied. {error.message}")
+            continue
+        page = write_leakage(found, out)
+        for case in found.cases:
+            worst = case.worst
+            by = f" by {worst.attack}" if worst and case.verdict != "nothing found" else ""
+            usual = f" (by default the site refuses: {case.by_default})" if case.by_default else ""
+            missing = f"; not tried: {', '.join(case.left_out)}" if case.left_out else ""
+            console.print(f"{found.method}, {case.size} samples: {case.verdict}{by}{usual}{missing}")
+    console.print(f"page: {page}\nnumbers: {page.with_suffix('.json')} ({len(read_leakage(out))} studies)")
 
 
 @audit_app.command()
@@ -115,10 +121,8 @@ def dpia(
     print(f"draft: {out}")
 
 
-def _message(text: str) -> Message:
-    from fedshift.audit.leakage import Message
-
-    images, _, batch = text.strip().partition("/")
-    if not (images.isdecimal() and batch.isdecimal() and 1 <= int(batch) <= int(images)):
-        raise InputError("config-value", f"messages: {text.strip()!r} is not IMAGES/BATCH, such as 1/1 or 16/4")
-    return Message(int(images), int(batch))
+def _sizes(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise InputError("config-value", f"sizes: {text!r} is not a list of numbers such as 1,8,32")
+    return tuple(int(part) for part in parts)

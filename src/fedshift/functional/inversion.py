@@ -76,8 +76,16 @@ def invert(
     """Images of `shape` in [0, 1] whose gradient has the direction of `seen`: those with the lowest objective in the
     search. `gradient_of` must be differentiable in its argument."""
 
+    return search_images(lambda images: cosine_distance(gradient_of(images), seen), shape, search, generator)
+
+
+def search_images(
+    distance: Callable[[Tensor], Tensor], shape: tuple[int, ...], search: Search, generator: torch.Generator
+) -> Tensor:
+    """Images of `shape` in [0, 1] for which `distance` and the total variation are least together."""
+
     def objective(images: Tensor) -> Tensor:
-        return cosine_distance(gradient_of(images), seen) + search.smoothness * total_variation(images)
+        return distance(images) + search.smoothness * total_variation(images)
 
     ends = [_descend(objective, shape, search, generator) for _ in range(search.starts)]
     return min(ends, key=lambda end: end[0])[1]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift.audit.leakage import Leakage, leakage
+from fedshift.audit.leakage.fig5 import Leakage, leakage
 from fedshift.bench import recipes
 from fedshift.bench.columns import bad_sites, each_target, rounds_per_epoch
 from fedshift.bench.figures import bars, draw_lines, new_figure, saved

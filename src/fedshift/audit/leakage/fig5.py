@@ -196,8 +196,8 @@ def _attack(
     sent = add_noise(_sent(images, plan, model, rng), noise, rng.child("noise").torch())
     net = network_with(plan, model, torch.device("cpu")).train()
     seen = _mean_gradient(net, model, sent, message, plan)
-    bias = seen[_last_bias(net, len(plan.model.classes))]
-    labels = infer_labels(bias, _usual_prediction(net, plan, rng), len(images))
+    bias = seen[last_bias(net, len(plan.model.classes))]
+    labels = infer_labels(bias, usual_prediction(net, plan, rng), len(images))
     shape = (len(images), *plan.model.input_shape)
 
     def gradient_of(guess: Tensor) -> Sequence[Tensor]:
@@ -262,14 +262,14 @@ def _mean_gradient(net: nn.Module, before: Weights, after: Weights, message: Mes
     }
 
 
-def _last_bias(net: nn.Module, classes: int) -> str:
+def last_bias(net: nn.Module, classes: int) -> str:
     names = [name for name, tensor in net.named_parameters() if tensor.shape == (classes,) and name.startswith("head.")]
     if not names:
         raise InputError("method-needs", "labels are inferred from the last layer's bias, but this network has none")
     return names[-1]
 
 
-def _usual_prediction(net: nn.Module, plan: Plan, rng: Rng) -> Tensor:
+def usual_prediction(net: nn.Module, plan: Plan, rng: Rng) -> Tensor:
     probes = torch.rand(PROBES, *plan.model.input_shape, generator=rng.child("probes").torch())
     with torch.no_grad():
         return net(probes).softmax(1).mean(0)  # type: ignore[no-any-return]

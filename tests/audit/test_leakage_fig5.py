@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from fedshift.audit.leakage import Leakage, Message, leakage
+from fedshift.audit.leakage.fig5 import Leakage, Message, leakage
 from fedshift.cli.app import app
 from fedshift.errors import InputError
 from fedshift.functional.inversion import Search
