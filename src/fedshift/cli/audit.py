@@ -40,6 +40,7 @@ def leakage(
     from rich.console import Console
 
     from fedshift.audit.leakage.study import attackable, leakage
+    from fedshift.bench.suite import with_time_left
     from fedshift.cli.show import show_progress
     from fedshift.report.leakage import read_leakage, write_leakage
     from fedshift.runs.config import apply_settings
@@ -63,7 +64,7 @@ def leakage(
                 secure=secure,
                 minutes=minutes,
                 seed=seed,
-                progress=show_progress,
+                progress=with_time_left(show_progress),
                 **{"arch": arch, **keys},
             )
         except InputError as error:

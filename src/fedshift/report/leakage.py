@@ -1,4 +1,4 @@
-"""The page of `fedshift audit leakage`: a table of what was found at which size, and pictures beside their originals."""
+"""The page of `fedshift audit leakage`: what was found at which size, and pictures beside their originals."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def table(studies: Sequence[dict[str, Any]]) -> str:
 def _cell(case: dict[str, Any]) -> str:
     if not case["findings"]:
         return "not tried" if case["left_out"] else NONE
-    by = next((one for one in case["findings"] if one["verdict"] == case["verdict"]), {})
-    told = case["verdict"]
+    by: dict[str, Any] = next((one for one in case["findings"] if one["verdict"] == case["verdict"]), {})
+    told = str(case["verdict"])
     if told == "rebuilt":
         told += f" (SSIM {by['ssim_best']:.2f})"
     elif told == "recognised":

@@ -184,7 +184,8 @@ def by_statistics(
     if not layers or len(images) > MOST_STATISTICS:
         return []
     wanted = {name: _told(update, statistics, name, layer, message.steps) for name, layer in layers.items()}
-    if any(told is None for told in wanted.values()):
+    known = {name: told for name, told in wanted.items() if told is not None}
+    if len(known) < len(layers):
         return []
 
     def distance(guess: Tensor) -> Tensor:
@@ -199,8 +200,7 @@ def by_statistics(
             for handle in handles:
                 handle.remove()
         parts = []
-        for name, told in wanted.items():
-            mean, variance = told or ()
+        for name, (mean, variance) in known.items():
             rows = caught[name].transpose(0, 1).flatten(1)
             scale = variance.mean().clamp_min(_TINY)
             parts.append((rows.mean(1) - mean).square().mean() / scale)

@@ -189,9 +189,8 @@ def _case(
     except FedshiftError as error:
         return Case(size, "", (), (f"no round: {error.message}",))
     others = other_samples(dataset, site, heard.messages[0].members if heard.messages else members)
-    fitting = dataclasses.replace(
-        search, steps=max(40, search.steps * _FEW // max(_FEW, size) * (2 if size == 1 else 1))
-    )
+    share = 2.0 if size == 1 else _FEW / max(_FEW, size)
+    fitting = dataclasses.replace(search, steps=max(min(40, search.steps), round(search.steps * share)))
     findings: list[Finding] = []
     left_out: list[str] = []
     for place, message in enumerate(heard.messages):
