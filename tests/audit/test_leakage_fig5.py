@@ -8,11 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from typer.testing import CliRunner
 
 from fedshift.audit.leakage.fig5 import Leakage, Message, leakage
-from fedshift.cli.app import app
 from fedshift.errors import InputError
 from fedshift.functional.inversion import Search
 
@@ -102,20 +99,3 @@ def test_what_cannot_be_attacked_is_said(soft_data: Path) -> None:
         leakage("east", trials=0, data_dir=soft_data)
     with pytest.raises(InputError, match="takes 100 in each of 2 trials"):
         leakage("east", messages=[Message(100, 10)], trials=2, data_dir=soft_data)
-
-
-def test_the_command_writes_a_picture_and_numbers(soft_data: Path, tmp_path: Path) -> None:
-    command = ["audit", "leakage", "--data-dir", str(soft_data), "--site", "west", "--messages", "1/1,4/2"]
-    result = CliRunner().invoke(app, [*command, "--trials", "1", "--steps", "3", "--out", str(tmp_path / "out")])
-    assert result.exit_code == 0, result.output
-    assert "after one batch of 1" in result.stdout and "4 images in batches of 2" in result.stdout
-    written = json.loads((tmp_path / "out" / "leakage.json").read_text())
-    assert written["site"] == "west" and [len(row["psnr"]) for row in written["rows"]] == [1, 4]
-    with Image.open(tmp_path / "out" / "leakage.png") as picture:
-        assert min(picture.size) > 300
-
-
-@pytest.mark.parametrize("wrong", ["4", "2/4", "0/0", "a/b"])
-def test_a_wrong_message_is_named(wrong: str, soft_data: Path) -> None:
-    result = CliRunner().invoke(app, ["audit", "leakage", "--data-dir", str(soft_data), "--messages", wrong])
-    assert isinstance(result.exception, InputError) and repr(wrong) in result.exception.message
