@@ -139,13 +139,12 @@ def leakage(
     def is_late() -> bool:
         return time.monotonic() - began > 60 * minutes
 
-    for number, size in enumerate(sizes):
+    for number, size in enumerate(sizes, start=1):
         policy = {"min_samples": 1, "min_scored": 1, **(keys.get("policy") or {}), **_noise(about.name, dp)}
         config = make_config({**given, **roles, "policy": policy, "secure_aggregation": secure})
-        progress(f"{about.name}, {size} samples", number, len(sizes))
         late = Case(size, "", (), ("out of time",))
         cases.append(late if is_late() else _case(config, dataset, site, size, Search(steps=steps), shadows, is_late))
-    progress(about.name, len(sizes), len(sizes))
+        progress(f"{about.name}, {size} samples", number, len(sizes))
     told = [*([f"epsilon {dp:g}"] if dp else []), *(["secure sums"] if secure else [])]
     protection = ", ".join(told) or "none"
     arch, seconds = str(given["arch"]), time.monotonic() - began
