@@ -183,7 +183,7 @@ def test_what_cannot_be_studied_is_said(data: Path) -> None:
     with pytest.raises(InputError, match="must be above 0"):
         study("fedavg", data, sizes=(0,))
     (case,) = study("fedavg", data, sizes=(50,)).cases
-    assert case.left_out == ("east has 60 training samples, and 100 are needed",)
+    assert case.left_out == ("east has 55 training samples, and 100 are needed",)
     late = study("fedavg", data, minutes=1e-9).cases[0]
     assert late.left_out == ("out of time",) and not late.findings
 
