@@ -2,10 +2,12 @@
 
 python results/tables.py collect results/real-digits.jsonl COPA runs/copa-*
 python results/tables.py keep runs/bench/records.jsonl
+python results/tables.py leakage runs/leakage
 python results/tables.py write docs/results.md
 
 `collect` appends runs as records of one row, without their paths. Runs that the file already has are left out.
 `keep` copies trainings of small suites into results/suites.jsonl, for every suite whose trainings are all there.
+`leakage` copies the studies of `fedshift audit leakage` into results/leakage.jsonl, without their pictures.
 `write` fills in the tables of a page: it replaces what stands between `<!-- table FILE minus ROW -->` or
 `<!-- suite NAME -->` and `<!-- end -->`. `<!-- suite NAME FILE -->` shows all trainings of a suite in FILE, of as many
 seeds as it has. `<!-- rules NAME -->` compares rules that choose a round on a suite's runs. `<!-- sources FILE -->`
@@ -15,6 +17,7 @@ shows accuracy on validation images of the sources and nothing of the target: wh
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import statistics
 import sys
@@ -32,6 +35,8 @@ from fedshift.bench.run import records_for_jobs
 from fedshift.bench.selection import rules_compared
 from fedshift.bench.suite import SuiteRequest
 from fedshift.bench.tables import Sheet, Table, make_table, markdown
+from fedshift.report.leakage import read_leakage, study_key
+from fedshift.report.leakage import table as leakage_rows
 
 HERE = Path(__file__).parent
 SUITES = HERE / "suites.jsonl"
@@ -40,6 +45,7 @@ RULES = {"last": "Last round", "source_val": "Round chosen on source validation"
 BOUNDS = ("Oracle", "DeepAll", "Fed-oracle", "Cent-MCD")
 TABLE = re.compile(r"(<!-- table (\S+?)(?: minus (.+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 SOURCES_TABLE = re.compile(r"(<!-- sources (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+LEAKAGE, LEAKAGE_TABLE = HERE / "leakage.jsonl", re.compile(r"(<!-- leakage -->\n).*?(<!-- end -->)", re.DOTALL)
 SUITE_TABLE = re.compile(r"(<!-- (suite|rules) (\S+)(?: (\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -151,10 +157,25 @@ def by_rule(found: Sequence[Table]) -> str:
     return "\n" + "".join(parts)
 
 
+def keep_leakage(folder: Path) -> None:
+    """Replaces studies of the same kind."""
+    lines = LEAKAGE.read_text().splitlines() if LEAKAGE.exists() else []
+    studies = {study_key(study): study for study in [*map(json.loads, lines), *read_leakage(folder)]}
+    for study in studies.values():
+        for case in study["cases"]:
+            case.pop("picture", None)
+    LEAKAGE.write_text("".join(f"{json.dumps(study)}\n" for _, study in sorted(studies.items())))
+
+
+def leakage_table() -> str:
+    return f"\n{leakage_rows([json.loads(line) for line in LEAKAGE.read_text().splitlines()])}\n"
+
+
 def written(page: str) -> str:
     """`page` with all tables up to date."""
     page = TABLE.sub(lambda m: m[1] + tables(HERE / m[2], m[3]) + m[4], page)
     page = SOURCES_TABLE.sub(lambda m: m[1] + sources_table(HERE / m[2]) + m[3], page)
+    page = LEAKAGE_TABLE.sub(lambda m: m[1] + leakage_table() + m[2], page)
     return SUITE_TABLE.sub(lambda m: m[1] + suite_tables(m[2], m[3], m[4]) + m[5], page)
 
 
@@ -162,6 +183,8 @@ if __name__ == "__main__":
     command, file, *rest = sys.argv[1:]
     if command == "collect":
         collect(Path(file), rest[0], [Path(name) for name in rest[1:]])
+    elif command == "leakage":
+        keep_leakage(Path(file))
     elif command == "keep":
         keep(Path(file))
     else:

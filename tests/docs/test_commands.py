@@ -177,7 +177,7 @@ def shortened(words: list[str]) -> list[str]:
         rows = [] if "--methods" in words else ["--methods", "fedavg" if "fedavg" in known else known[0]]
         return [*words, *rows, "--seeds", "0", "--jobs", "1", "--set", "rounds=1", "--set", "train_per_site=16"]
     if words[:2] == ["audit", "leakage"]:
-        return [*words, "--steps", "2", "--trials", "1", "--messages", "1/1"]
+        return [*words, "--steps", "2", "--shadows", "0", "--sizes", "1", "--minutes", "0.05"]
     return words
 
 

@@ -22,7 +22,7 @@ NONE = "nothing found"
 
 def write_leakage(found: Leakage, folder: Path) -> Path:
     """Adds a study to leakage.json, replacing one of the same kind, and writes leakage.html and leakage.md anew."""
-    kept = [one for one in read_leakage(folder) if _key(one) != _key(found.plain())]
+    kept = [one for one in read_leakage(folder) if study_key(one) != study_key(found.plain())]
     study = found.plain()
     for case, plain in zip(found.cases, study["cases"], strict=True):
         best = [f for f in case.findings if f.rebuilt is not None]
@@ -43,14 +43,14 @@ def read_leakage(folder: Path) -> list[dict[str, Any]]:
 
 
 def table(studies: Sequence[dict[str, Any]]) -> str:
-    """Markdown: a line for each method and protection, a column for each size, the worst verdict in each cell."""
+    """Markdown: a line for each method, network and protection, a column for each size, the worst verdict in a cell."""
     sizes = sorted({case["size"] for study in studies for case in study["cases"]})
-    head = ["method", "protection", *(f"{size} sample{'s' if size > 1 else ''}" for size in sizes)]
+    head = ["method", "network, protection", *(f"{size} sample{'s' if size > 1 else ''}" for size in sizes)]
     rows = []
     for study in studies:
         cells = {case["size"]: _cell(case) for case in study["cases"]}
         names = ", ".join([study["method"], *same_messages(study["method"])])
-        rows.append([names, study["protection"], *(cells.get(size, "") for size in sizes)])
+        rows.append([names, f"{study['arch']}, {study['protection']}", *(cells.get(size, "") for size in sizes)])
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
@@ -71,8 +71,9 @@ def _cell(case: dict[str, Any]) -> str:
     return told + ("; refused by default" if case["by_default"] else "")
 
 
-def _key(study: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(study[name] for name in ("method", "dataset", "site", "arch", "protection"))
+def study_key(study: dict[str, Any]) -> tuple[str, ...]:
+    """What a study is of: another one of the same replaces it."""
+    return tuple(str(study[name]) for name in ("method", "dataset", "site", "arch", "protection"))
 
 
 def _png(originals: Tensor, rebuilt: Tensor) -> str:
