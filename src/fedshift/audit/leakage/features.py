@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +11,7 @@ from fedshift.audit.leakage.inversion import images_with
 from fedshift.audit.leakage.messages import Message, as_images
 from fedshift.audit.leakage.scores import Finding, features_found, images_found
 from fedshift.functional.inversion import Search
+from fedshift.functional.mixtures import Axes
 from fedshift.functional.spectrum import low_amplitudes
 from fedshift.nn.network import Network
 
@@ -34,7 +37,7 @@ def by_features(message: Message, field: str, net: nn.Module, others: Tensor, se
     if known is None:
         return []
     (rows,) = message.release[field].values()
-    return _recognise(known, _different(rows), message, f"{field}", others, search)
+    return _recognise(lambda images: known.features(images), _different(rows), message, field, others, search)
 
 
 def by_mixture(message: Message, field: str, net: nn.Module, others: Tensor, search: Search) -> list[Finding]:
@@ -44,9 +47,14 @@ def by_mixture(message: Message, field: str, net: nn.Module, others: Tensor, sea
     known = network_of(message, net, training=False)
     if known is None or not terms or not source:
         return []
-    axes = source["axes"]
-    guesses = axes["centre"] + terms["means"] @ axes["axes"].T
-    return _recognise(known, guesses, message, field, others, search)
+    axes = Axes(**source["axes"])
+    if len(axes.centre) != known.backbone.out_features:
+        return []
+
+    def reduced(images: Tensor) -> Tensor:
+        return (known.features(images) - axes.centre) @ axes.axes
+
+    return _recognise(reduced, terms["means"], message, field, others, search)
 
 
 def by_spectrum(message: Message, field: str, others: Tensor, radius: int) -> list[Finding]:
@@ -65,15 +73,20 @@ def by_spectrum(message: Message, field: str, others: Tensor, radius: int) -> li
 
 
 def _recognise(
-    net: Network, guesses: Tensor, message: Message, field: str, others: Tensor, search: Search
+    features_of: Callable[[Tensor], Tensor],
+    guesses: Tensor,
+    message: Message,
+    field: str,
+    others: Tensor,
+    search: Search,
 ) -> list[Finding]:
     images = as_images(message.members)
     with torch.no_grad():
-        own, unknown = (net.features(one).flatten(1) for one in (images, others))
+        own, unknown = (features_of(one).flatten(1) for one in (images, others))
     found = [features_found("whose features these are", field, guesses, own, unknown)]
     if len(images) <= MOST_REDRAWN:
         wanted = guesses[: len(images)]
-        drawn = images_with(lambda guess: net.features(guess).flatten(1), wanted, images.shape[1:], search)
+        drawn = images_with(lambda guess: features_of(guess).flatten(1), wanted, images.shape[1:], search)
         found.append(images_found("images with these features", field, drawn, images, others))
     return found
 

@@ -47,10 +47,11 @@ def told_labels(update: Update, message: Message) -> Finding | None:
     return labels_found("weights", guessed, labels, len(message.plan.model.classes))
 
 
-def dense_layer(net: nn.Module) -> str | None:
-    """The first dense layer with a bias: what comes in there is nearest to the image."""
+def dense_layer(update: Update) -> str | None:
+    """The first dense layer whose bias has learned: what comes in there is nearest to the image."""
+    net = update.net
     layers = ((name, layer) for name, layer in net.named_modules() if isinstance(layer, nn.Linear))
-    return next((name for name, layer in layers if layer.bias is not None), None)
+    return next((name for name, layer in layers if layer.bias is not None and update.has_learned(f"{name}.bias")), None)
 
 
 def inputs_of_dense(update: Update, message: Message, layer: str) -> Tensor:
@@ -75,7 +76,7 @@ def seen_by(net: nn.Module, layer: str, images: Tensor) -> Tensor:
 def closed_form(update: Update, message: Message, others: Tensor, search: Search) -> list[Finding]:
     """The inputs of the first dense layer, and images that have them."""
     net = update.loaded(update.before).train()
-    layer = dense_layer(net)
+    layer = dense_layer(update)
     if layer is None or message.plan.model.task != "classification":
         return []
     guesses = inputs_of_dense(update, message, layer)

@@ -82,8 +82,13 @@ class Update:
         return {
             name: (self.before[name] - self.after[name]) / (training.lr_of(name, message.round) * total)
             - training.weight_decay * self.before[name]
+            if self.has_learned(name)
+            else torch.zeros_like(self.before[name])
             for name, _ in self.net.named_parameters()
         }
+
+    def has_learned(self, name: str) -> bool:
+        return not torch.equal(self.before[name], self.after[name])
 
 
 @dataclass(frozen=True)
