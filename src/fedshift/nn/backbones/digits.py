@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from fedshift.nn.convolution import ConvNorm
 from fedshift.nn.network import Backbone, DenseBlock, he_init
 
 LARGEST_MAP = 8
@@ -14,7 +15,7 @@ LARGEST_MAP = 8
 small."""
 
 
-class ConvBlock(nn.Sequential):
+class ConvBlock(ConvNorm):
     """A convolution that keeps the size, normalisation, ReLU and, unless `pool` is 0, max pooling by 2.
 
     The pooling comes before the ReLU: outputs and gradients are the same to the last bit, of a quarter of the values.

@@ -6,11 +6,10 @@ Layer names are those of the registry package `efficientnet_lite_pytorch`, so th
 
 from __future__ import annotations
 
-from typing import cast
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedshift.nn.convolution import Conv2d, normed
 from fedshift.nn.network import Backbone, he_init
 
 BLOCKS = (  # expansion, channels, repeats, stride, kernel
@@ -24,19 +23,23 @@ BLOCKS = (  # expansion, channels, repeats, stride, kernel
 )
 
 
-class SameConv2d(nn.Conv2d):
+class SameConv2d(Conv2d):
     """A convolution with TensorFlow's padding: the output has `ceil(size / stride)` pixels per side, and an odd pixel
     of padding is on the right and at the bottom.
 
     The published weights were trained with it; symmetric padding would shift every strided map by a pixel.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
+        # Without a stride it is the usual padding.
+        super().__init__(inputs, outputs, kernel, stride, kernel // 2 if stride == 1 else 0, groups=groups, bias=False)
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         (kernel, _), (stride, _) = self.kernel_size, self.stride
-        if kernel > 1:
-            height, width = (_same_padding(side, kernel, stride) for side in x.shape[2:])
-            x = F.pad(x, (*width, *height))
-        return super().forward(x)
+        if stride > 1:
+            height, width = (_same_padding(side, kernel, stride) for side in input.shape[2:])
+            input = F.pad(input, (*width, *height))
+        return super()._conv_forward(input, weight, bias)
 
 
 class MBConv(nn.Module):
@@ -47,18 +50,18 @@ class MBConv(nn.Module):
         width = inputs * expansion
         self.expands = expansion > 1
         if self.expands:
-            self._expand_conv = SameConv2d(inputs, width, 1, bias=False)
+            self._expand_conv = SameConv2d(inputs, width, 1)
             self._bn0 = _norm(width)
-        self._depthwise_conv = SameConv2d(width, width, kernel, stride, groups=width, bias=False)
+        self._depthwise_conv = SameConv2d(width, width, kernel, stride, groups=width)
         self._bn1 = _norm(width)
-        self._project_conv = SameConv2d(width, outputs, 1, bias=False)
+        self._project_conv = SameConv2d(width, outputs, 1)
         self._bn2 = _norm(outputs)
         self.shortcut = stride == 1 and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu6(self._bn0(self._expand_conv(x))) if self.expands else x
-        out = F.relu6(self._bn1(self._depthwise_conv(out)))
-        out = cast(Tensor, self._bn2(self._project_conv(out)))
+        out = F.relu6(normed(self._expand_conv, self._bn0, x)) if self.expands else x
+        out = F.relu6(normed(self._depthwise_conv, self._bn1, out))
+        out = normed(self._project_conv, self._bn2, out)
         return x + out if self.shortcut else out
 
 
@@ -70,7 +73,7 @@ class EfficientNetLite0(Backbone):
 
     def __init__(self, input_shape: tuple[int, ...]) -> None:
         super().__init__()
-        self._conv_stem = SameConv2d(3, 32, 3, 2, bias=False)
+        self._conv_stem = SameConv2d(3, 32, 3, 2)
         self._bn0 = _norm(32)
         blocks: list[nn.Module] = []
         inputs, ends = 32, []
@@ -80,15 +83,15 @@ class EfficientNetLite0(Backbone):
                 inputs = outputs
             ends.append(f"_blocks.{len(blocks) - 1}")
         self._blocks = nn.Sequential(*blocks)
-        self._conv_head = SameConv2d(inputs, self.out_features, 1, bias=False)
+        self._conv_head = SameConv2d(inputs, self.out_features, 1)
         self._bn1 = _norm(self.out_features)
         self.stages = tuple(ends)
         self.taps = (ends[2], ends[4], ends[6])  # the last of each resolution: strides 8, 16 and 32
         he_init(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu6(self._bn0(self._conv_stem(x)))
-        x = F.relu6(self._bn1(self._conv_head(self._blocks(x))))
+        x = F.relu6(normed(self._conv_stem, self._bn0, x))
+        x = F.relu6(normed(self._conv_head, self._bn1, self._blocks(x)))
         return x.mean((2, 3))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from fedshift.nn.convolution import Conv2d, ConvNorm, normed
 from fedshift.nn.network import Backbone, he_init
 
 BLOCKS = (  # expansion, channels, repeats, stride: Table 2 of the paper
@@ -33,7 +34,11 @@ class InvertedResidual(nn.Module):
         self.shortcut = stride == 1 and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.conv(x)
+        *before, narrow, norm = self.conv
+        out = x
+        for layer in before:
+            out = layer(out)
+        out = normed(narrow, norm, out)
         return x + out if self.shortcut else out
 
 
@@ -85,12 +90,10 @@ def mobilenet_v2(input_shape: tuple[int, ...]) -> Backbone:
     return MobileNetV2()
 
 
-def _conv_norm(
-    inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, dilation: int = 1
-) -> nn.Sequential:
+def _conv_norm(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, dilation: int = 1) -> ConvNorm:
     padding = dilation * (kernel // 2)
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, groups, bias=False),
+    return ConvNorm(
+        Conv2d(inputs, outputs, kernel, stride, padding, dilation, groups, bias=False),
         nn.BatchNorm2d(outputs),
         nn.ReLU6(),  # In place, torch would copy the input first: its gradient needs it.
     )

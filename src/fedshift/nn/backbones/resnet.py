@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from fedshift.nn.convolution import ConvNorm, normed
 from fedshift.nn.network import Backbone, DenseBlock, he_init
 
 
@@ -29,8 +30,8 @@ class BasicBlock(nn.Module):
         self.downsample = _shortcut(inputs, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.relu(self.bn1(self.conv1(x)))
-        out = self.bn2(self.conv2(out))
+        out = self.relu(normed(self.conv1, self.bn1, x))
+        out = normed(self.conv2, self.bn2, out)
         joined: Tensor = self.relu(out + self.downsample(x))
         return joined
 
@@ -53,9 +54,9 @@ class Bottleneck(nn.Module):
         self.downsample = _shortcut(inputs, outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.relu(self.bn1(self.conv1(x)))
-        out = self.relu(self.bn2(self.conv2(out)))
-        out = self.bn3(self.conv3(out))
+        out = self.relu(normed(self.conv1, self.bn1, x))
+        out = self.relu(normed(self.conv2, self.bn2, out))
+        out = normed(self.conv3, self.bn3, out)
         joined: Tensor = self.relu(out + self.downsample(x))
         return joined
 
@@ -84,7 +85,7 @@ class ResNet(Backbone):
         he_init(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.maxpool(self.relu(normed(self.conv1, self.bn1, x)))
         for name in self.stages:
             x = self.get_submodule(name)(x)
         features: Tensor = self.avgpool(x)
@@ -112,4 +113,4 @@ def bottleneck_head(features: int, classes: int) -> nn.Module:
 def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
     if stride == 1 and inputs == outputs:
         return nn.Identity()
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+    return ConvNorm(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift.nn.backbones.mobilenet import MobileNetV2
+from fedshift.nn.convolution import ConvNorm
 from fedshift.nn.network import Backbone, Network, he_init
 
 RATES = (6, 12, 18)
@@ -139,7 +140,7 @@ def pixel_head(features: int, classes: int) -> nn.Module:
     return nn.Conv2d(features, classes, 1)
 
 
-def _conv_norm(inputs: int, outputs: int, kernel: int, stride: int = 1, dilation: int = 1) -> nn.Sequential:
+def _conv_norm(inputs: int, outputs: int, kernel: int, stride: int = 1, dilation: int = 1) -> ConvNorm:
     padding = dilation * (kernel // 2)
     conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, bias=False)
-    return nn.Sequential(OrderedDict(conv=conv, norm=nn.BatchNorm2d(outputs), relu=nn.ReLU()))
+    return ConvNorm(OrderedDict(conv=conv, norm=nn.BatchNorm2d(outputs), relu=nn.ReLU()))
