@@ -1,9 +1,9 @@
 """A site's local training against a plain loop: torch's DataLoader over JPEG files read with PIL, in float32.
 
-python benchmarks/local_training.py [--quick | --seeds] prints one JSON line. Both train the same network for one pass
-over the same images in batches of the same size, on one thread. They are two processes, because fedshift sets up its
-allocator, and take turns; times are of the processor, and ratios are medians. `loop` has torch's default layout,
-`loop channels_last` the faster one. `float32` is what fedshift does by default, `auto` with `precision: auto`.
+python benchmarks/local_training.py [--quick | --seeds | NETWORK ...] prints one JSON line. Both train the same network
+for one pass over the same images in batches of the same size, on one thread. They are two processes, because fedshift
+sets up its allocator, and take turns; times are of the processor, and ratios are medians. `loop` has torch's default
+layout, `loop channels_last` the faster one. `float32` is what fedshift does by default, `auto` with `precision: auto`.
 `kernels` is the share of convolutions, norms, activations and pooling, forward and backward, in fedshift's own time:
 what is left is all that a faster loop could save. `two workers` is a federation's round with one worker process over
 that with two, in seconds of the clock: of use on a machine that does nothing else. --seeds compares accuracies
@@ -24,26 +24,31 @@ from typing import IO, Any
 
 import numpy as np
 
+FROZEN = ":frozen"
+"""After a network's name: its norms keep their statistics, in the loop too, as with pre-trained weights."""
 NETWORKS = {
     "mobilenet_v2": (96, 64, 32),
+    "mobilenet_v2:frozen": (96, 64, 32),
     "efficientnet_lite0": (96, 64, 32),
+    "efficientnet_lite0:frozen": (96, 64, 32),
     "digits-copa": (32, 256, 32),
     "digits-kd3a": (32, 128, 32),
     "digits-csac": (16, 512, 32),
 }
 """Network -> side in pixels, images, batch size."""
-QUICK = ("mobilenet_v2", "digits-copa")
+QUICK = ("mobilenet_v2", "mobilenet_v2:frozen", "digits-copa")
 CLASSES = 7
 REPEATS = 5
 KERNELS = ("convolution", "batch_norm", "hardtanh", "threshold", "relu", "clamp_min", "pool", "addmm", "aten::mm")
 
 
 def main() -> None:
-    names = QUICK if "--quick" in sys.argv else tuple(NETWORKS)
+    given = [word for word in sys.argv[1:] if not word.startswith("--")]
+    names = given or (QUICK if "--quick" in sys.argv else tuple(NETWORKS))
     with tempfile.TemporaryDirectory() as folder:
         rows = {name: compare(name, Path(folder) / name) for name in names}
     line: dict[str, Any] = {"benchmark": "local_training", "networks": rows}
-    if "--quick" not in sys.argv:
+    if not given and "--quick" not in sys.argv:
         line["two workers"] = two_workers()
     print(json.dumps(line))
 
@@ -128,6 +133,7 @@ def the_loop(name: str, folder: Path) -> Callable[[str], float | None]:
     from torch.utils.data import DataLoader, Dataset
 
     from fedshift.nn.archs import build_network
+    from fedshift.nn.taps import norm_layers
 
     side, _, size = NETWORKS[name]
     files = sorted(folder.glob("*.jpg"))
@@ -141,9 +147,14 @@ def the_loop(name: str, folder: Path) -> Callable[[str], float | None]:
                 pixels = np.asarray(image.convert("RGB"))
             return torch.from_numpy(pixels.copy()).permute(2, 0, 1).float().div(255), int(files[index].stem[-1])
 
-    nets = {"default": build_network(name, (3, side, side), CLASSES, 0).train()}
-    nets["channels_last"] = build_network(name, (3, side, side), CLASSES, 0).train()
-    nets["channels_last"].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    nets = {}
+    for layout, form in (("default", torch.contiguous_format), ("channels_last", torch.channels_last)):
+        nets[layout] = build_network(name.removesuffix(FROZEN), (3, side, side), CLASSES, 0).train()
+        nets[layout].to(memory_format=form)  # type: ignore[call-overload]
+        for layer in norm_layers(nets[layout]).values() if name.endswith(FROZEN) else ():
+            layer.eval()
+            # A hook that does nothing: the layer runs by itself, as in a network that torch alone has made.
+            layer.register_forward_pre_hook(lambda *_: None)
 
     def one_pass(how: str) -> None:
         net = nets[how]
@@ -169,6 +180,7 @@ def fedshifts(name: str, folder: Path) -> Callable[[str], float | None]:
     from fedshift.methods.local import _Sgd, train_batches, weights_of, with_weights
     from fedshift.nn.archs import build_network
     from fedshift.nn.network import blank_copy
+    from fedshift.nn.normalisation import freeze_norms
     from fedshift.rng import Rng
 
     keep_freed_memory()
@@ -177,7 +189,9 @@ def fedshifts(name: str, folder: Path) -> Callable[[str], float | None]:
     images = np.stack([np.asarray(Image.open(file).convert("RGB")) for file in files])
     labels = np.array([int(file.stem[-1]) for file in files])
     data = LabelledData(Split(images, labels), torch.device("cpu"))
-    base = build_network(name, (3, side, side), CLASSES, 0)
+    base = build_network(name.removesuffix(FROZEN), (3, side, side), CLASSES, 0)
+    if name.endswith(FROZEN):
+        freeze_norms(base)
     weights = weights_of(base)
 
     def one_pass(how: str) -> float | None:
