@@ -81,10 +81,11 @@ def test_noise_hides_it(data: Path) -> None:
 
 @pytest.mark.slow
 def test_a_secure_sum_is_attacked_as_one_message_of_all_sites(data: Path) -> None:
-    found = study("fedavg", data, secure=True)
+    found = study("fedavg", data, secure=True, steps=5)
     assert found.protection == "secure sums"
-    inversion = of(found, "inputs of backbone.fc1").numbers
-    assert inversion["cosine"] < 0.9999, "three samples are mixed"
+    assert of(found, "membership by loss").numbers["members"] == 3, "one of each site"
+    closed = of(found, "inputs of backbone.fc1").numbers
+    assert closed["recognised"] == 1, "of other classes each: a sum over sites of one sample hides nothing"
 
 
 @pytest.mark.slow
@@ -92,8 +93,10 @@ def test_a_secure_sum_is_attacked_as_one_message_of_all_sites(data: Path) -> Non
     ("method", "attack"), [("fada", "whose features"), ("feddg", "whose amplitudes"), ("dualadapt", "whose features")]
 )
 def test_what_describes_single_samples_names_them(method: str, attack: str, data: Path) -> None:
-    found = of(study(method, data, sizes=(1,)), attack)
-    assert found.verdict == "recognised" and found.numbers["recognised"] == 1
+    found = of(study(method, data, steps=5), attack)
+    # Among 80 images, one that is found may be luck: no verdict. Its features are found exactly all the same.
+    assert found.numbers["recognised"] == 1 and found.numbers["cosine"] > 0.9999
+    assert found.numbers["cosine_others"] < found.numbers["cosine"]
 
 
 def test_the_message_is_the_methods_own(data: Path) -> None:
