@@ -232,6 +232,21 @@ def test_sites_believe_only_keys_that_their_federations_certificates_signed(
             vaults["amber"].masked(wanted(vaults, keys=listed), "plan")
 
 
+@pytest.mark.slow
+def test_a_key_that_was_signed_for_another_run_is_none(federation: tuple[dict[str, Path], Any], tmp_path: Path) -> None:
+    kits, _ = federation
+    now, before = (
+        {site: Vault(tmp_path / site / run / "secure", site, kits[site]) for site in SITES[:3]}
+        for run in ("0123abcd", "89abcdef")
+    )
+    amber, blue = now["amber"], now["blue"]
+    old = before["blue"].public()
+    amber._require_fair(wanted(now))
+    with pytest.raises(SiteError, match="not signed by a site of this federation"):
+        amber._require_fair(wanted(now, keys={**{site: vault.public() for site, vault in now.items()}, "blue": old}))
+    assert blue.public()["key"] != old["key"]
+
+
 # --- Runs -------------------------------------------------------------------------------------------------------------
 
 
@@ -267,6 +282,24 @@ def test_a_sum_that_a_site_does_not_answer_for_is_lost_and_the_run_goes_on(
     monkeypatch.setattr(Vault, "masked", masked)
     _, results = fit(tiny_data, tmp_path / "run", secure_aggregation=True)
     assert results["counters"]["secure.lost-sums"] == 1
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, -2.0, 5.0])
+def test_a_weight_that_is_forged_inside_the_mask_costs_a_round_and_no_more(
+    weight: float, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Vault.masked
+
+    def masked(self: Vault, wanted: Sum, plan: str) -> Any:
+        narrow, wide = real(self, wanted, plan)
+        if self._name == "blue" and wanted.round == 1:  # Adding to a masked message adds to the sum.
+            wide[-1] += int((weight - 1) * LARGEST_WIDE / 2 * scales(len(wanted.keys))[1])
+        return narrow, wide
+
+    monkeypatch.setattr(Vault, "masked", masked)
+    model, results = fit(tiny_data, tmp_path / "run", secure_aggregation=True)
+    assert results["counters"]["secure.wrong-sums"] == 1
+    assert all(bool(torch.isfinite(value).all()) for value in model.values())
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ class Vault:
     def public(self) -> dict[str, Any]:
         """The public half of the site's key for this run, signed if there is something to sign with."""
         key = _public_of(self._secret()).hex()
-        return {"key": key} if self._kit is None else {"key": key, **_signed(self._kit, _message(self._name, key))}
+        return {"key": key} if self._kit is None else {"key": key, **_signed(self._kit, self._message(self._name, key))}
 
     def hold(self, held: str, round: int, model: Mapping[str, Tensor], old: Mapping[str, Tensor], count: int) -> None:
         """Keeps back the change from `old` to `model`, made of `count` samples."""
@@ -145,7 +145,7 @@ class Vault:
                 raise SiteError("site-policy", f"the public key of {site!r} is none, or that of another site")
             seen.add(key)
             if self._kit is not None and site != self._name:
-                _require_signed(self._kit, site, _message(site, key), public)
+                _require_signed(self._kit, site, self._message(site, key), public)
         return mine
 
     def _use_once(self, about: bytes, content: bytes) -> None:
@@ -164,16 +164,17 @@ class Vault:
             raise SiteError("site-policy", "in this round, a sum over other sites has been answered")
         write_atomically(path, group.encode())
 
+    def _message(self, site: str, key: str) -> bytes:
+        """What a site's signature says: whose key it is, and for which run, whose name that of its folder is. One of an
+        earlier run, whose secret may have been stolen since, is none."""
+        return b"\n".join((_PURPOSE, self._folder.parent.name.encode(), site.encode(), key.encode()))
+
     def _secret(self) -> bytes:
         return read_key(self._folder / "key")
 
     def _file(self, held: str) -> Path:
         self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder / f"{hashlib.sha256(held.encode()).hexdigest()[:32]}.safetensors"
-
-
-def _message(site: str, key: str) -> bytes:
-    return b"\n".join((_PURPOSE, site.encode(), key.encode()))
 
 
 def _public_of(secret: bytes) -> bytes:

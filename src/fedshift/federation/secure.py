@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedshift.errors import InputError, SiteError
 from fedshift.federation.checks import Refused, Sizes, require
 from fedshift.federation.codec import Limits
-from fedshift.federation.masking import LARGEST_WIDE, Layout, Sum, plan_digest, scales
+from fedshift.federation.masking import LARGEST, LARGEST_WIDE, Layout, Sum, plan_digest, scales
 from fedshift.federation.releases import Facts, Masked, Release, Weights
 from fedshift.federation.site import Evaluated
 from fedshift.federation.step import Step, step
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fedshift.federation.federation import Federation, Replies
 
 _MARK = "~held:"
+_WEIGHT_ERROR = 1e-6
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,12 @@ class _Held:
     counts: dict[str, float] = field(default_factory=dict)
 
 
+def _is_too_much(changes: tuple[NDArray[np.float64], NDArray[np.float64]], weight: float) -> bool:
+    """Whether a mean change is beyond what each site may have: some site has sent more."""
+    parts = (changes[0], LARGEST), (changes[1][:-1], LARGEST_WIDE)
+    return any(float(np.abs(part).max(initial=0)) > most * weight * (1 + _WEIGHT_ERROR) for part, most in parts)
+
+
 @dataclass
 class SecureSums:
     """The coordinator's side."""
@@ -163,6 +171,11 @@ class SecureSums:
         small, large = scales(len(sites))
         changes = in_32.view(np.int32) / small, in_64.view(np.int64) / large
         weight = float(changes[1][-1]) * 2 / LARGEST_WIDE
+        stated = sum(about.counts[site] for site in sites) / largest if counted else len(sites)
+        if abs(weight - stated) > _WEIGHT_ERROR * stated or _is_too_much(changes, weight):
+            # Within the masks a site may say what it likes: with weights that add up to 0, no number would be one.
+            fed.count("secure.wrong-sums")
+            return None
         found = {name: value.clone() for name, value in about.since.items()}
         for names, change in zip((layout.narrow, layout.wide), changes, strict=True):
             start = 0

@@ -179,6 +179,8 @@ def explain_counter(name: str) -> str:
         )
     if name == "secure.lost-sums":
         return "A site dropped out of a secure sum, so the round ended with the model that it began with."
+    if name == "secure.wrong-sums":
+        return "What a site put into a secure sum was beyond what it may be, so the round ended with the model before."
     if name == "clipped.updates":
         return "An update was larger than the site's policy allows and was clipped before it left the site."
     if name == "skipped.files":
