@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from fedshift.cli import deploy, handover, own
 from fedshift.cli.audit import audit_app
-from fedshift.cli.early import refuse_early, refuse_missing_run, refuse_unknown_suite
+from fedshift.cli.early import refuse_early, refuse_unknown_suite
 from fedshift.cli.runs import runs_app
 from fedshift.errors import SITE_FAILED, STOPPED, InputError
 
@@ -59,6 +59,7 @@ app.command()(own.init)
 app.command()(own.compare)
 app.command()(deploy.status)
 app.command()(deploy.stop)
+app.command()(handover.predict)
 app.command()(handover.export)
 app.command()(handover.serve)
 app.command()(handover.adapt)
@@ -287,6 +288,8 @@ def check_data(
     json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Show what is in a data folder and whether a run can start; exit code 2 if not."""
+    if not json:
+        typer.echo(f"looking at {folder}", err=True)  # What comes next imports torch and reads every file.
     from fedshift.cli.show import show_data_report
     from fedshift.data import DataSource, check_data, open_dataset
     from fedshift.data.shift import measure_shift
@@ -307,44 +310,6 @@ def doctor() -> None:
 
     if not examine():
         raise typer.Exit(2)
-
-
-@app.command()
-def predict(
-    run: RunFolder,
-    inputs: Annotated[Path, typer.Argument(help="A folder of images, or a .csv table.", metavar="FOLDER")],
-    out: Annotated[
-        Path, typer.Option(help="The CSV file to write. For segmentation, a folder of masks is written beside it.")
-    ] = Path("predictions.csv"),
-    site: Annotated[str | None, typer.Option(help="The site whose model is used, if the run has one per site.")] = None,
-    select: Annotated[
-        Literal["last", "source-val"],
-        typer.Option(help="The model of the last round, or of the round chosen on source validation."),
-    ] = "last",
-) -> None:
-    """Predict classes for new images or rows with a trained run."""
-    refuse_missing_run(run)
-    from fedshift.runs.health import PREDICT_RULE
-    from fedshift.runs.predict import predict_files
-
-    counts = predict_files(run, inputs, out, site=site, select=select)
-    typer.echo(
-        f"{counts.predicted} predictions in {out}"
-        + (f", {counts.skipped} unreadable" if counts.skipped else "")
-        + f", by {counts.model}"
-    )
-    if counts.unsure:
-        kind = "calibrated on the sources' validation" if counts.calibrated else "not calibrated"
-        shown = ", ".join(f"{name} ({confidence:.2f})" for name, confidence in counts.unsure)
-        typer.echo(f"least sure of: {shown}; confidence is {kind}")
-    if counts.unlike:
-        typer.echo(
-            f"note: {counts.unlike} of {counts.predicted} are unlike the sources' data: see the column note", err=True
-        )
-    for note in filter(None, (counts.together, counts.note)):
-        typer.echo(f"note: {note}", err=True)
-    if select == "last":
-        typer.echo(PREDICT_RULE, err=True)
 
 
 @app.command()

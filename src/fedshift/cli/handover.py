@@ -7,12 +7,51 @@ from typing import Annotated, Literal
 
 import typer
 
+from fedshift.cli.early import refuse_missing_run
+
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")]
 Site = Annotated[str | None, typer.Option(help="The site whose model is used, if the run has one per site.")]
 Selected = Annotated[
     Literal["last", "source-val"],
     typer.Option(help="The model of the last round, or of the round chosen on source validation."),
 ]
+
+
+def predict(
+    run: RunFolder,
+    inputs: Annotated[Path, typer.Argument(help="A folder of images, or a .csv table.", metavar="FOLDER")],
+    out: Annotated[
+        Path, typer.Option(help="The CSV file to write. For segmentation, a folder of masks is written beside it.")
+    ] = Path("predictions.csv"),
+    site: Annotated[str | None, typer.Option(help="The site whose model is used, if the run has one per site.")] = None,
+    select: Annotated[
+        Literal["last", "source-val"],
+        typer.Option(help="The model of the last round, or of the round chosen on source validation."),
+    ] = "last",
+) -> None:
+    """Predict classes for new images or rows with a trained run."""
+    refuse_missing_run(run)
+    from fedshift.runs.health import PREDICT_RULE
+    from fedshift.runs.predict import predict_files
+
+    counts = predict_files(run, inputs, out, site=site, select=select)
+    typer.echo(
+        f"{counts.predicted} predictions in {out}"
+        + (f", {counts.skipped} unreadable" if counts.skipped else "")
+        + f", by {counts.model}"
+    )
+    if counts.unsure:
+        kind = "calibrated on the sources' validation" if counts.calibrated else "not calibrated"
+        shown = ", ".join(f"{name} ({confidence:.2f})" for name, confidence in counts.unsure)
+        typer.echo(f"least sure of: {shown}; confidence is {kind}")
+    if counts.unlike:
+        typer.echo(
+            f"note: {counts.unlike} of {counts.predicted} are unlike the sources' data: see the column note", err=True
+        )
+    for note in filter(None, (counts.together, counts.note)):
+        typer.echo(f"note: {note}", err=True)
+    if select == "last":
+        typer.echo(PREDICT_RULE, err=True)
 
 
 def export(

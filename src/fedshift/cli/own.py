@@ -25,6 +25,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
 ) -> None:
     """Look at your data, propose what to train, and write a configuration with a reason for each line."""
+    typer.echo(f"looking at {folder}", err=True)  # What comes next imports torch and reads every file.
     from fedshift.bench.proposal import propose, write_proposal
     from fedshift.cli.show import show_data_report
     from fedshift.data import DataSource, check_data
@@ -37,6 +38,7 @@ def init(
     if not report.ok:
         typer.echo("Nothing was written. Solve the problems above, then call this again.", err=True)
         raise typer.Exit(2)
+    typer.echo("measuring how long networks take on this machine", err=True)
     found = propose(report, folder, label_column, minutes)
     write_proposal(found, out)
     typer.echo("")
