@@ -35,7 +35,8 @@ from fedshift.runs.planning import base_network, open_federation, prepare
 from fedshift.runs.results import Memory
 
 REPEATS = 5
-NETWORKS = {"digits-copa": 400, "digits-csac": 400, "resnet18": 64}
+NETWORKS = ("digits-copa", "digits-csac", "resnet18")
+IMAGES = 400
 """Training images per site."""
 
 
@@ -70,7 +71,7 @@ def score(state: State, fed: Federation) -> None:
 
 
 def compare(arch: str, folder: Path) -> dict[str, Any]:
-    keys = {"dataset": "digits", "target": "photo", "arch": arch, "train_per_site": NETWORKS[arch], "workers": 0}
+    keys = {"dataset": "digits", "target": "photo", "arch": arch, "train_per_site": IMAGES, "workers": 0}
     prepared = prepare(make_config({"method": "fedavg", **keys}))
     fed = open_federation(prepared, folder)
     hosts = fed.engine._hosts  # type: ignore[attr-defined]
@@ -81,6 +82,7 @@ def compare(arch: str, folder: Path) -> dict[str, Any]:
         "federated": lambda: federated_round(method, state, fed, RunDirectory(folder)),
     }
     agree(fed, [*fed.sources, "photo"], rewind_to=0)
+    fed.begin(1)  # Both draw the same batches.
     results = {name: work() for name, work in rounds.items()}  # Also warms up caches.
     same = all(torch.equal(results["plain"].model[key], value) for key, value in results["federated"].model.items())
     seconds: dict[str, list[float]] = {name: [] for name in rounds}

@@ -28,7 +28,7 @@ SHORT: dict[str, tuple[int, list[str]]] = {
     "csac_epoch": (60, ["--only", "digits-csac", "--epochs", "4"]),
     "fuzz": (60, ["2000"]),
     "local_training": (120, ["--quick"]),
-    "fedavg_overhead": (120, []),
+    "fedavg_overhead": (180, []),
     "many_sites": (330, ["100", "1000", "10000"]),
     "real_machines": (180, []),
     "startup": (90, []),
