@@ -168,7 +168,8 @@ def keep_leakage(folder: Path) -> None:
 
 
 def leakage_table() -> str:
-    return f"\n{leakage_rows([json.loads(line) for line in LEAKAGE.read_text().splitlines()])}\n"
+    lines = LEAKAGE.read_text().splitlines() if LEAKAGE.exists() else []
+    return f"\n{leakage_rows([json.loads(line) for line in lines])}\n" if lines else ""
 
 
 def written(page: str) -> str:
