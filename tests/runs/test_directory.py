@@ -67,6 +67,14 @@ def test_everything_a_finished_run_promises_is_there(tiny_data: Path, tmp_path: 
     assert sum(map(sum, results["val_confusion"]["blue"])) == results["samples"]["blue"]["val"]
 
 
+def test_a_finished_run_of_ten_thousand_sites_can_be_read(tmp_path: Path) -> None:
+    """`done` has a line for each site's ledger: more than a megabyte."""
+    digests = {f"sites/site-{site:05}/ledger.jsonl": "0" * 64 for site in range(10_000)}
+    (tmp_path / "done").write_text(json.dumps({"sha256": digests}, indent=2))
+    assert (tmp_path / "done").stat().st_size > 2**20
+    assert RunDirectory(tmp_path).digests == digests
+
+
 def test_the_written_configuration_runs_again_to_the_same_model(tiny_data: Path, tmp_path: Path) -> None:
     from fedshift.runs.config import read_config
 

@@ -271,7 +271,8 @@ class RunDirectory:
     def digests(self) -> dict[str, str]:
         """The checksums of a finished run's files, by path below it. Nothing for one that is not finished, or that was
         written by 0.2.0 or before: then `done` is empty."""
-        text = read_bounded(self.done, LARGEST) if self.done.exists() else b""
+        # A line for each file of each site.
+        text = read_bounded(self.done, LARGEST_JSON) if self.done.exists() else b""
         if not text:
             return {}
         try:
