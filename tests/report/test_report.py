@@ -280,6 +280,13 @@ def test_a_run_without_a_target_shows_its_validation(tmp_path: Path) -> None:
     assert ": accuracy on the sources" in page.text
 
 
+def test_a_target_without_labels_is_no_source(tmp_path: Path) -> None:
+    nothing = {"per_target": {}, "accuracy": {}, "confusion": {}, "setting": "adapt"}
+    page = report(tmp_path, write_run(tmp_path / "a", results=nothing, config={"setting": "adapt"}))
+    assert "target, no labels used" in page.text
+    assert "on the sources' validation data, because no target has labels" in page.text
+
+
 def test_a_score_that_is_not_a_number_is_a_dash(tmp_path: Path) -> None:
     nan = {"last": math.nan, "source_val": math.nan, "oracle": math.nan}
     page = report(

@@ -220,7 +220,7 @@ def _interval(record: RunRecord, score: float | None, samples: int) -> str:
 def role_of(record: RunRecord, site: str) -> str:
     if site == record.home:
         return "home, labelled"
-    if site in record.targets:
+    if site in record.targets or site == record.target:  # One without test labels has no score, and is no source.
         if record.results and site in skipped_throughout(vars(record.results)):
             return "target, skipped in every round"
         if record.bound == "target-labels":
