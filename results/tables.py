@@ -35,6 +35,7 @@ from fedshift.bench.run import records_for_jobs
 from fedshift.bench.selection import rules_compared
 from fedshift.bench.suite import SuiteRequest
 from fedshift.bench.tables import Sheet, Table, make_table, markdown
+from fedshift.bench.trees import AUC, POOLED
 from fedshift.report.leakage import read_leakage, study_key
 from fedshift.report.leakage import table as leakage_rows
 
@@ -42,7 +43,7 @@ HERE = Path(__file__).parent
 SUITES = HERE / "suites.jsonl"
 EXPERIMENTS_BY_NAME = {experiment.name: experiment for experiment in (*EXPERIMENTS, SELECTION)}
 RULES = {"last": "Last round", "source_val": "Round chosen on source validation"}
-BOUNDS = ("Oracle", "DeepAll", "Fed-oracle", "Cent-MCD")
+BOUNDS = ("Oracle", "DeepAll", "Fed-oracle", "Cent-MCD", POOLED)
 TABLE = re.compile(r"(<!-- table (\S+?)(?: minus (.+?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 SOURCES_TABLE = re.compile(r"(<!-- sources (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 LEAKAGE, LEAKAGE_TABLE = HERE / "leakage.jsonl", re.compile(r"(<!-- leakage -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -101,6 +102,15 @@ def tables(path: Path, baseline: str | None) -> str:
         )
         for rule in RULES
     ]
+    if all(AUC in scores for record in records for scores in record.scores.values()):
+        areas = make_table(
+            records,
+            lambda record: {target: scores[AUC] for target, scores in record.scores.items()},
+            "last",
+            baseline=baseline,
+            not_ranked=BOUNDS,
+        )
+        return f"{by_rule(found)}Last round, area under the ROC curve in %:\n\n{markdown(areas)}\n"
     return by_rule(found)
 
 
