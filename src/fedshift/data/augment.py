@@ -128,8 +128,8 @@ def mixup(
     """lam x + (1 - lam) x', lam p + (1 - lam) p' and lam, (x', p') being another sample of the batch (Zhang et al.:
     mixup, ICLR 2018).
 
-    `p` is `(B, ...)`: probabilities, or anything else to mix in the same way. lam `(B,)` is drawn from Beta(alpha,
-    alpha), for each sample or, with `per_batch`, once for all.
+    `p` is `(B, ...)`: probabilities, or anything else to mix in the same way; it may be on another device than x. lam
+    `(B,)` is drawn from Beta(alpha, alpha), for each sample or, with `per_batch`, once for all.
     """
     if alpha <= 0:
         raise ValueError(f"mixup needs an alpha above 0, not {alpha}")
@@ -144,8 +144,8 @@ def mixup(
 
 
 def _mix(values: Tensor, partner: Tensor, lam: Tensor) -> Tensor:
-    weight = lam.to(values.dtype).reshape(-1, *[1] * (values.ndim - 1))
-    return torch.lerp(values.index_select(0, partner), values, weight)
+    weight = lam.to(values).reshape(-1, *[1] * (values.ndim - 1))
+    return torch.lerp(values.index_select(0, partner.to(values.device)), values, weight)
 
 
 def _crop_index(x: Tensor, padding: int, generator: torch.Generator) -> Tensor:

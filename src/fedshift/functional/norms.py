@@ -80,19 +80,19 @@ class _MixedNorm(torch.autograd.Function):
         by_mean = (scale * by_shift).neg_()
         by_var = (by_scale * scale).mul_(rstd).mul_(rstd).mul_(-0.5)
         by_own_mean, by_own_var = torch.zeros_like(by_mean), torch.zeros_like(by_var)
-        ratios = zip(mean_ratios.tolist(), var_ratios.tolist(), strict=True)
+        ratios = zip(mean_ratios, var_ratios, strict=True)  # as tensors: a GPU is not waited for
         for part, part_mean, (mean_ratio, var_ratio) in zip(ctx.parts, means, ratios, strict=True):
             if part == "batch" and ctx.has_running:
                 continue
             dim = _POOLED_OVER[part]
             if dim is None:
-                by_own_mean.add_(by_mean, alpha=mean_ratio)
-                by_own_var.add_(by_var, alpha=var_ratio)
+                by_own_mean.addcmul_(by_mean, mean_ratio)
+                by_own_var.addcmul_(by_var, var_ratio)
                 continue
             by_part_var = by_var.mean(dim, keepdim=True)
-            by_own_mean.add_(by_mean.mean(dim, keepdim=True), alpha=mean_ratio)
-            by_own_mean.addcmul_(own_mean - part_mean, by_part_var, value=2 * var_ratio)  # variance between maps
-            by_own_var.add_(by_part_var, alpha=var_ratio)  # variance within
+            by_own_mean.addcmul_(by_mean.mean(dim, keepdim=True), mean_ratio)
+            by_own_mean.addcmul_(own_mean - part_mean, by_part_var * (2 * var_ratio))  # variance between maps
+            by_own_var.addcmul_(by_part_var, var_ratio)  # variance within
         slope = by_own_var.mul_(2 / maps.shape[2])
         offset = by_own_mean.div_(maps.shape[2]).addcmul_(own_mean, slope, value=-1)
         by_maps = torch.addcmul(offset[..., None], maps, slope[..., None], out=product)

@@ -256,7 +256,7 @@ def mixed(
     # A missing value (NaN) of a table row is ignored: the mixture has the other row's value, or misses it too.
     present = (~x.isnan()).cpu() if x.ndim == 2 else torch.zeros(len(x), 0)
     alike = torch.cat([mass * p, mass, present], 1)
-    inputs = x.cpu().nan_to_num(nan=0.0) if x.ndim == 2 else x.cpu()
+    inputs = x.cpu().nan_to_num(nan=0.0) if x.ndim == 2 else x  # Images stay where they are.
     new, alike, _ = mixup(inputs, alike, choices.mixup, generator, per_batch=choices.mixup_draw == "batch")
     labels, total, present = alike.split([p.shape[1], 1, present.shape[1]], dim=1)
     new = new / present if x.ndim == 2 else new.to(memory_format=torch.channels_last)
