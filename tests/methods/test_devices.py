@@ -1,5 +1,5 @@
-"""Training waits for no device and mixes no two. Tensors of the device `meta` have no values: to read one, or to copy it
-to the CPU, is an error, and so is computing with one of the CPU. What runs there leaves a GPU alone."""
+"""Training waits for no device and mixes no two. Tensors of the device `meta` have no values: to read one or to copy
+it to the CPU is an error, and so is computing with one of the CPU. What runs there leaves a GPU alone."""
 
 from __future__ import annotations
 
