@@ -106,6 +106,17 @@ def test_where_it_cannot_be_it_is_refused_before_anything_is_begun(
         ready(tiny_data, probe_epochs=2, **changes)
 
 
+def test_masks_have_milder_looks_and_no_probe(tmp_path: Path) -> None:
+    keys = {"method": "fedlooks", "dataset": "streets", "setting": "multi-adapt", "home": "riviera"}
+    scratch = planning.prepare(make_config(keys))
+    assert (scratch.config.hyper["depth"], scratch.config.hyper["blended"]) == (1, True)
+    assert scratch.choices.startswith("masks: fedlooks.depth=1, fedlooks.blended=True")
+    net = build_network("deeplab_mobilenet_v2", scratch.dataset.input_shape, len(scratch.dataset.classes), 0)
+    save_file(net.state_dict(), tmp_path / "start.safetensors")
+    given = {"arch": "deeplab_mobilenet_v2", "weights": str(tmp_path / "start.safetensors")}
+    assert planning.prepare(make_config(keys | given)).config.probe_epochs == 0
+
+
 def test_it_is_a_default_of_fedlooks_from_given_weights_unless_a_budget_or_sums_forbid_it(
     tiny_data: Path, tmp_path: Path
 ) -> None:

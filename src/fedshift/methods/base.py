@@ -28,7 +28,8 @@ class About:
     the home's labelled data. `pooled` brings all sources to one place, `target-copies` the clients' data to the home,
     `target-labels` uses the labels of the targets: upper bounds to compare with, never something to deploy.
     `defaults` are the paper's values of common configuration keys. `pretrained` are values of common and own keys for
-    networks that start from given weights (`PRETRAINED` holds those of all methods), `tables` those for table rows.
+    networks that start from given weights (`PRETRAINED` holds those of all methods), `tables` those for table rows,
+    `masks` those for segmentation from scratch.
     `hyper` is what makes a variant of a method: keys that cannot be set to anything else. `unsent` are fields of its
     releases that it therefore leaves
     empty. With `needs_all` a run ends where one site gives no answer; otherwise the quorum decides. With
@@ -43,6 +44,7 @@ class About:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     pretrained: Mapping[str, Any] = field(default_factory=dict)
     tables: Mapping[str, Any] = field(default_factory=dict)
+    masks: Mapping[str, Any] = field(default_factory=dict)
     hyper: Mapping[str, Any] = field(default_factory=dict)
     unsent: frozenset[str] = frozenset()
     needs_all: bool = False

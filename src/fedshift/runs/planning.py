@@ -321,7 +321,7 @@ def _completed(config: RunConfig, dataset: Dataset, roles: Roles) -> RunConfig:
     arch = _choose_arch(dataset) if config.arch == "auto" else config.arch
     about = find_about(config.method)
     chosen = {**DEFAULTS, "lr": find_arch(arch).lr, **about.defaults}
-    pretrained = for_pretrained(config, about) | _for_tables(dataset, about)
+    pretrained = _chosen_for(config, about, dataset)
     own = {key: value for key, value in pretrained.pop(about.name, {}).items() if key not in config.given}
     norm = _choose_norm(config, about, roles, {**config.hyper, **own})
     if config.hyper.get("statistics") == "auto":
@@ -358,9 +358,20 @@ def for_pretrained(config: RunConfig, about: About) -> dict[str, Any]:
     return chosen
 
 
-def _for_tables(dataset: Dataset, about: About) -> dict[str, Any]:
-    """What is chosen for table rows: values of common keys, and the method's own under its name."""
-    return dict(about.tables) if len(dataset.input_shape) == 1 else {}
+def _for_data(config: RunConfig, about: About, dataset: Dataset) -> dict[str, Any]:
+    """What is chosen for table rows, and for masks from scratch: values of common keys, and the method's own under its
+    name."""
+    if len(dataset.input_shape) == 1:
+        return dict(about.tables)
+    return dict(about.masks) if dataset.task == "segmentation" and config.weights is None else {}
+
+
+def _chosen_for(config: RunConfig, about: About, dataset: Dataset) -> dict[str, Any]:
+    """All that is chosen for given weights and for the kind of data."""
+    chosen = for_pretrained(config, about) | _for_data(config, about, dataset)
+    if dataset.task != "classification":
+        chosen.pop("probe_epochs", None)
+    return chosen
 
 
 def _choose_norm(config: RunConfig, about: About, roles: Roles, hyper: Mapping[str, Any]) -> Norm:
@@ -402,8 +413,7 @@ def told_choices(config: RunConfig, complete: RunConfig, dataset: Dataset) -> st
     if config.tile == "auto" and dataset.task == "segmentation":
         seen = "as a whole: they are small" if complete.tile is None else f"in squares of {complete.tile} pixels"
         return f"tile: pictures are seen {seen}"
-    for_tables = _for_tables(dataset, about)
-    chosen = for_pretrained(config, about) | for_tables
+    chosen = _chosen_for(config, about, dataset)
     own = chosen.pop(about.name, {})
     told = [f"{key}={getattr(complete, key)}" for key in chosen if getattr(config, key) is None]
     is_open = config.norm == "auto" and config.freeze_norm is None
@@ -411,8 +421,9 @@ def told_choices(config: RunConfig, complete: RunConfig, dataset: Dataset) -> st
         told.append(f"norm={complete.norm}")
     told += [f"{about.name}.{key.rstrip('_')}={value}" for key, value in own.items() if key not in config.given]
     if told:
-        what = "table rows" if for_tables else "pre-trained network"
-        where = "tables" if for_tables else "photographs"
+        what, where = "pre-trained network", "photographs"
+        if _for_data(config, about, dataset):
+            what, where = ("table rows", "tables") if len(dataset.input_shape) == 1 else ("masks", "street scenes")
         return f"{what}: {', '.join(told)} (what worked on {where}; --set KEY=VALUE changes it)"
     if not is_open or complete.setting == "generalize" or config.hyper.get("statistics", "auto") != "auto":
         return ""

@@ -91,6 +91,7 @@ FEDLOOKS = About(
         "probe_epochs": 10,
         "fedlooks": {"depth": 1, "blended": True, "replaced": 0.5, "smoothing": 0.0},
     },
+    masks={"fedlooks": {"depth": 1, "blended": True}},
     best_norm="own",
     draws_sites=True,
     counters={"fedlooks.adaptation-diverged": "Adaptation gave NaN or infinite weights and was undone."},
