@@ -117,7 +117,7 @@ def test_masks_have_milder_looks_and_no_probe(tmp_path: Path) -> None:
     assert planning.prepare(make_config(keys | given)).config.probe_epochs == 0
 
 
-def test_it_is_a_default_of_fedlooks_from_given_weights_unless_a_budget_or_sums_forbid_it(
+def test_it_is_a_default_from_given_weights_unless_nothing_is_shared_or_a_budget_or_sums_forbid_it(
     tiny_data: Path, tmp_path: Path
 ) -> None:
     save_file(build_network("mobilenet_v2", (3, 32, 32), 3, 0).state_dict(), tmp_path / "start.safetensors")
@@ -125,5 +125,8 @@ def test_it_is_a_default_of_fedlooks_from_given_weights_unless_a_budget_or_sums_
     chosen = ready(tiny_data, "fedlooks", **given)
     assert (chosen.config.probe_epochs, chosen.config.lr, chosen.config.hyper["replaced"]) == (10, 0.002, 0.5)
     assert "probe_epochs=10" in chosen.choices and "fedlooks.blended=True" in chosen.choices
+    for method, epochs in {"fedavg": 10, "copa": 10, "kd3a": 10, "csac": 10, "single-site": 0}.items():
+        assert ready(tiny_data, method, **given).config.probe_epochs == epochs, method
     assert ready(tiny_data, "fedlooks").config.probe_epochs == 0
+    assert ready(tiny_data, "fedavg", **given, probe_epochs=0).config.probe_epochs == 0
     assert ready(tiny_data, "fedlooks", **given, secure_aggregation=True).config.probe_epochs == 0

@@ -47,7 +47,7 @@ def test_what_the_user_sets_wins_also_where_it_is_the_usual_value(keys: dict[str
         "copa.norm_where=first-stage, copa.norm_start=batch, copa.shared_start=0.5, copa.judges=mean,"
         " copa.magnitude_draw=uniform, copa.cutout=False (what"
     )
-    told = f"pre-trained network: batch_size=16, backbone_lr_factor=0.1, {own_keys}"
+    told = f"pre-trained network: batch_size=16, backbone_lr_factor=0.1, probe_epochs=10, {own_keys}"
     assert complete.choices.startswith(told)
 
 

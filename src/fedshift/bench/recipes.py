@@ -150,7 +150,13 @@ def _names(found: Survey) -> tuple[str, ...]:
 
 # --- Recipes of the papers ------------------------------------------------------------------------------------------
 
-_FROM_IMAGENET: Settings = {"weights": "imagenet", "image_size": 224, "norm": "average", "backbone_lr_factor": 1.0}
+_FROM_IMAGENET: Settings = {
+    "weights": "imagenet",
+    "image_size": 224,
+    "norm": "average",
+    "backbone_lr_factor": 1.0,
+    "probe_epochs": 0,
+}
 """The papers train every layer at one rate and average what BatchNorm layers remember."""
 RESNET_18: Settings = {"arch": "resnet18", **_FROM_IMAGENET}
 RESNET_101: Settings = {"arch": "resnet101", **_FROM_IMAGENET}

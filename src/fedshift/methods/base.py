@@ -83,7 +83,7 @@ class About:
         return self.data in ("pooled", "target-copies", "target-labels")
 
 
-PRETRAINED: Mapping[str, Any] = {"batch_size": 16, "lr": 0.002, "backbone_lr_factor": 0.1}
+PRETRAINED: Mapping[str, Any] = {"batch_size": 16, "lr": 0.002, "backbone_lr_factor": 0.1, "probe_epochs": 10}
 """What keeps a pre-trained network pre-trained, beside frozen statistics: chosen by source validation on photographs
 (docs/networks.md)."""
 

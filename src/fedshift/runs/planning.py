@@ -350,8 +350,8 @@ def for_pretrained(config: RunConfig, about: About) -> dict[str, Any]:
     if config.weights is None:
         return {}
     chosen = {**PRETRAINED, **about.pretrained}
-    if not _may_probe(config):
-        chosen.pop("probe_epochs", None)
+    if not _may_probe(config) or about.aggregation == "own":
+        del chosen["probe_epochs"]
     is_average = about.needs_statistics and (config.norm in ("average", "own") or config.freeze_norm is False)
     if is_average or "preset" in config.given:
         chosen.pop(about.name, None)  # They belong to frozen statistics; a preset has values of its own.

@@ -88,7 +88,6 @@ FEDLOOKS = About(
     # Milder looks, of half of the images: a pre-trained network knows shapes, and heavy looks spoil it in few steps.
     pretrained={
         "lr": 0.002,
-        "probe_epochs": 10,
         "fedlooks": {"depth": 1, "blended": True, "replaced": 0.5, "smoothing": 0.0},
     },
     masks={"fedlooks": {"depth": 1, "blended": True}},
