@@ -93,6 +93,9 @@ def test_the_complete_configuration_can_be_run_again(keys: dict[str, Any], tmp_p
 
     config = make_config({"method": "fedavg", **keys, "rounds": 1, "workers": 0})
     first = run(config, tmp_path / "run", progress=Listener())
-    assert any("batch_size=16, lr=0.004, backbone_lr_factor=0.1, norm=frozen" in text for text in Listener.said)
+    assert any(
+        "batch_size=16, lr=0.004, backbone_lr_factor=0.1, probe_epochs=10, norm=frozen" in text
+        for text in Listener.said
+    )
     again = run(config, tmp_path / "run", resume=True)
     assert again["model_sha256"] == first["model_sha256"]
