@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -227,10 +228,25 @@ def test_every_byte_on_the_wire_is_declared_and_listed(
         # Whatever else might be in the message would change its digest.
         assert (answered["bytes"], answered["sha256"]) == (len(data), codec.sha256(data))
         assert codec.pack(envelope) == data, "nothing but the envelope is in the message"
+        assert without_spare_bytes(data), "the header is as short as it can be, and tensors fill the rest"
     assert all(rows == [] for rows in unlisted.values()), "and nothing is listed that did not cross"
     assert {row["step"] for row in listed["amber"]} >= {"handshake.introduce"}
     for site in sites:
         audit_ledger(tmp_path / "run/sites" / site / LEDGER)
+
+
+def without_spare_bytes(data: bytes) -> bool:
+    """Of a file in safetensors format, by its description alone and not by the code that writes it."""
+    (length,) = struct.unpack("<Q", data[:8])
+    entries = json.loads(data[8 : 8 + length])
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    inner = json.dumps(json.loads(entries["__metadata__"]["fedshift"]), separators=(",", ":"))
+    ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
+    return (
+        data[8 : 8 + length] == text + b" " * (-len(text) % 8)
+        and entries["__metadata__"] == {"fedshift": inner}
+        and len(data) == 8 + length + max(ends, default=0)
+    )
 
 
 def size_of(value: Any) -> int:
