@@ -44,9 +44,10 @@ def average(fed: Federation, models: list[dict[str, Tensor]], counts: list[int])
     return fed.average(lambda: zip(models, counts, strict=True), since=BEFORE, sites=SITES[: len(models)])
 
 
+@pytest.mark.parametrize("rule", ["clipped", "aligned"])
 @pytest.mark.parametrize("counts", [[10] * 5, [10, 20, 30, 40, 50]])
-def test_honest_updates_are_averaged_to_the_byte_as_with_the_mean(counts: list[int]) -> None:
-    fed = federation("clipped")
+def test_honest_updates_are_averaged_to_the_byte_as_with_the_mean(counts: list[int], rule: str) -> None:
+    fed = federation(rule)
     found = average(fed, honest(), counts)
     mean = weighted_mean(zip(honest(), counts, strict=True))
     assert all(torch.equal(found[name], value) for name, value in mean.items())
@@ -54,7 +55,14 @@ def test_honest_updates_are_averaged_to_the_byte_as_with_the_mean(counts: list[i
 
 
 @pytest.mark.parametrize(
-    ("rule", "told"), [("clipped", "robust.clipped.c"), ("median", ""), ("trimmed", ""), ("krum", "robust.left-out.c")]
+    ("rule", "told"),
+    [
+        ("clipped", "robust.clipped.c"),
+        ("aligned", "robust.left-out.c"),
+        ("median", ""),
+        ("trimmed", ""),
+        ("krum", "robust.left-out.c"),
+    ],
 )
 @pytest.mark.parametrize("factor", [10.0, 1e5])
 def test_one_long_flipped_update_does_not_turn_the_model_round(rule: str, told: str, factor: float) -> None:
@@ -87,7 +95,7 @@ def test_a_stated_number_of_samples_buys_a_limited_weight() -> None:
     assert own["w"].item() == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize("rule", ["clipped", "median", "trimmed", "krum"])
+@pytest.mark.parametrize("rule", ["clipped", "aligned", "median", "trimmed", "krum"])
 def test_one_negative_variance_does_not_reach_the_model(rule: str) -> None:
     fed, models = federation(rule), honest()
     models[4]["bn.running_var"] = torch.tensor([-1e6, 2.0])
@@ -137,3 +145,22 @@ def test_what_is_far_too_long_is_replaced_by_the_mean_of_the_others() -> None:
     assert all(torch.equal(model_of("c")[name], value) for name, value in mean.items())
     assert model_of("a") is models["a"]
     assert federation("mean").clipped(SITES, models.__getitem__, dict.fromkeys(SITES, BEFORE)) == models.__getitem__
+
+
+def test_aligned_leaves_out_what_points_against_the_others_at_any_length() -> None:
+    """Two of five, of just the length of the honest ones: as the mean of the three."""
+    models = honest()
+    for place in (1, 3):
+        models[place] = {"w": -models[place]["w"], **{name: models[place][name] for name in BEFORE if name != "w"}}
+    fed = federation("aligned")
+    found = average(fed, models, [10, 20, 30, 40, 50])
+    mean = weighted_mean((models[place], 10.0 * (place + 1)) for place in (0, 2, 4))
+    assert all(torch.equal(found[name], value) for name, value in mean.items())
+    assert fed.counters == {"robust.left-out.b": 1, "robust.left-out.d": 1}
+    # Of two halves nobody can tell which one is right; and what was clipped is told by its own name.
+    models[2] = {name: value * 3 if name == "w" else value for name, value in honest()[2].items()}
+    fed = federation("aligned")
+    average(fed, [models[0], models[1], models[2], *honest()[3:]], [10] * 5)
+    assert fed.counters == {"robust.left-out.b": 1, "robust.clipped.c": 1}
+    average(fed := federation("aligned"), models[:2], [10, 10])
+    assert fed.counters == {}

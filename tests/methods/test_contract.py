@@ -463,14 +463,14 @@ def test_honest_updates_are_used_to_the_last_bit(
     assert mean["model_sha256"] == short["model_sha256"]
 
 
-RULES_FOR = {"any": ("median", "trimmed", "krum"), "clipped": (), "own": ()}
+RULES_FOR = {"any": ("aligned", "median", "trimmed", "krum"), "clipped": (), "own": ()}
 
 
 @pytest.mark.slow
 @every_method
 def test_averages_by_every_rule_that_it_declares(method: str, setting: str, tiny_data: Path, tmp_path: Path) -> None:
     about = TABLE[method].about
-    for rule in ("median", "trimmed", "krum"):
+    for rule in ("aligned", "median", "trimmed", "krum"):
         values = settings(method, setting, tiny_data, **SHORT, aggregation=rule, bad_sites=0)
         if rule not in RULES_FOR[about.aggregation]:
             with pytest.raises(FedshiftError, match=f"{method} combines models in its own way"):

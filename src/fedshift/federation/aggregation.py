@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -88,6 +88,22 @@ def _clipped(given: Gathered) -> dict[str, Tensor]:
     return robust.mean_of_parts(given.models(), given.weights, factors)
 
 
+def _aligned(given: Gathered) -> dict[str, Tensor]:
+    out = [] if given.since is None else robust.opposed(given.models, given.since)
+    for place in out:
+        given.tell("left-out", place)
+    kept = [place for place in range(len(given.weights)) if place not in out]
+
+    def models() -> Iterable[robust.Model]:
+        read = given.models()
+        return read if not out else (model for place, model in enumerate(read) if place not in out)
+
+    def tell(what: str, place: int) -> None:
+        given.tell(what, kept[place] if place >= 0 else place)
+
+    return _clipped(replace(given, models=models, weights=[given.weights[place] for place in kept], tell=tell))
+
+
 def _median(given: Gathered) -> dict[str, Tensor]:
     return robust.coordinate_median(given.models)
 
@@ -106,6 +122,7 @@ def _krum(given: Gathered) -> dict[str, Tensor]:
 
 
 CLIPPED = RobustRule(_clipped)
+ALIGNED = RobustRule(_aligned)
 MEDIAN = RobustRule(_median)
 TRIMMED = RobustRule(_trimmed, lambda bad_sites: 2 * bad_sites + 1)
 KRUM = RobustRule(_krum, lambda bad_sites: 2 * bad_sites + 3)
@@ -124,6 +141,7 @@ RULES: Registry[Rule | RobustRule] = Registry(
     {
         "mean": weighted_mean,
         "clipped": CLIPPED,
+        "aligned": ALIGNED,
         "median": MEDIAN,
         "trimmed": TRIMMED,
         "krum": KRUM,

@@ -10,6 +10,7 @@ and BatchNorm statistics in units of the statistics before, because one large va
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -194,6 +195,31 @@ def _groups(model: Model, most: int) -> Iterator[list[str]]:
         size += value.numel()
     if group:
         yield group
+
+
+# --- The models that point against the others ---------------------------------------------------------------------
+
+
+OPPOSED = -0.1
+"""While a model learns, updates of honest sites have cosines of 0.1 to 0.2 with each other; later they are anywhere
+from -0.1 to 0.1 (docs/robustness.md)."""
+
+
+def opposed(models: Models, old: Model) -> list[int]:
+    """Which models' updates from `old` have a median cosine below `OPPOSED` with those of the others: those with the
+    lowest, and always fewer than half of all."""
+    lengths = [update_lengths(model, old).parameters for model in models()]
+    cosines: list[list[float]] = [[] for _ in lengths]
+    for i, one in enumerate(models()):
+        for j, other in zip(range(i), models(), strict=False):
+            between = update_lengths(one, other, old).parameters
+            product = (lengths[i] ** 2 + lengths[j] ** 2 - between**2) / 2
+            cosine = product / (lengths[i] * lengths[j]) if lengths[i] and lengths[j] else 0.0
+            cosines[i].append(cosine)
+            cosines[j].append(cosine)
+    usual = [statistics.median(found) if found else 0.0 for found in cosines]
+    worst = sorted((place for place, cosine in enumerate(usual) if cosine < OPPOSED), key=lambda place: usual[place])
+    return sorted(worst[: (len(usual) - 1) // 2])
 
 
 # --- The models that are close to each other ------------------------------------------------------------------------

@@ -147,7 +147,7 @@ _ABSENCES = {
 
 _ROBUST = {
     "clipped": "an update was far longer than the others and counted less (aggregation: clipped)",
-    "left-out": "a model was far from the others and was left out (aggregation: krum)",
+    "left-out": "a model was far from the others or pointed against them: left out (aggregation: krum, aligned)",
     "count": "it stated far more samples than the others, and its weight was limited",
     "negative-variance": "its model had running variances below 0, which were set to 0",
 }
