@@ -10,10 +10,10 @@ and BatchNorm statistics in units of the statistics before, because one large va
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -217,7 +217,7 @@ def opposed(models: Models, old: Model) -> list[int]:
             cosine = product / (lengths[i] * lengths[j]) if lengths[i] and lengths[j] else 0.0
             cosines[i].append(cosine)
             cosines[j].append(cosine)
-    usual = [statistics.median(found) if found else 0.0 for found in cosines]
+    usual = [float(np.median(found)) if found else 0.0 for found in cosines]
     worst = sorted((place for place, cosine in enumerate(usual) if cosine < OPPOSED), key=lambda place: usual[place])
     return sorted(worst[: (len(usual) - 1) // 2])
 
