@@ -286,6 +286,8 @@ def test_the_papers_scale_is_configured_and_printed_as_it_is_laid_out(experiment
     jobs = jobs_of(experiment, workload, SuiteRequest("paper", Path(), Path()))
     assert {job.config.seed for job in jobs} == set(recipe.seeds)
     assert all(job.config.train_per_site is None for job in jobs), "the whole data set"
+    if not experiment.name.startswith("robust/"):
+        assert {job.config.aggregation for job in jobs} == {"mean"}, "as in every paper"
     columns = {job.column for job in jobs}
     if experiment.per_client:
         columns = set(recipe.domains) - {recipe.roles().home}

@@ -157,6 +157,8 @@ def jobs_of(experiment: Experiment, workload: Workload, request: SuiteRequest) -
     seeds = recipe.seeds if request.seeds is None else request.seeds
     # Jobs run side by side: more processes per job would only compete with each other.
     common = {"workers": 0, **recipe.settings, **workload.data_keys}
+    if request.scale == "paper":
+        common = {"aggregation": "mean", **common}  # No paper limits what a site may change.
 
     def jobs(rows: Sequence[Row], last: Mapping[str, Any]) -> list[Job]:
         return list(grid_jobs(rows, columns, seeds, common, recipe.by_method, last, recipe.names))
