@@ -598,7 +598,7 @@ def _large(kind: str) -> bytes:
     if kind in ("facts", "names"):
         many = {str(number): [f"k{name}" for name in range(60_000)] for number in range(4)}
         release = {"facts": {"classes": "a" * 4_000_000 + "\U0001f600"} if kind == "facts" else many}
-    elif kind not in ("honest", "tensors"):
+    elif kind not in ("honest", "layers", "tensors"):
         release = None
     question = _WHAT_IS_THERE if kind in ("facts", "names") else _QUESTION
     envelope = question.head | {"code": None, "release": release, "clipped": 0, "seconds": "00000001.000"}
