@@ -30,7 +30,7 @@ from fedshift.data import DataSource, open_dataset
 from fedshift.methods import METHODS, find_about
 from fedshift.nn import build_network
 from fedshift.nn.backbones.segmentation import with_light_head
-from fedshift.runs.planning import for_pretrained
+from fedshift.runs.choices import for_pretrained
 
 TINY = (
     "rounds=1",
