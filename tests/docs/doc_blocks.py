@@ -202,12 +202,26 @@ def pictures(folder: Path, count: int, side: int, tint: tuple[float, float, floa
         Image.fromarray(values.clip(0, 255).astype(np.uint8)).save(folder / f"{number}.png")
 
 
+def large_pictures(folder: Path, count: int, side: int, seed: int) -> None:
+    """PNGs of a dark line on noise, with masks."""
+    rng = np.random.default_rng(seed)
+    for name in ("images", "masks"):
+        (folder / name).mkdir(parents=True)
+    for number in range(count):
+        mask = np.zeros((side, side), np.uint8)
+        mask[:, int(rng.integers(side - 3)) :][:, :3] = 1
+        values = rng.normal(180, 20, (side, side, 3)) - 90 * mask[..., None]
+        Image.fromarray(values.clip(0, 255).astype(np.uint8)).save(folder / "images" / f"{number}.png")
+        Image.fromarray(mask).save(folder / "masks" / f"{number}.png")
+
+
 def write_standins(root: Path) -> None:
     """Small data under the names that the documentation uses for data of the reader's own."""
     tints = {"north": (1.0, 0.8, 0.6), "south": (0.5, 0.7, 1.0), "west": (0.8, 1.0, 0.7)}
     for number, (site, tint) in enumerate(tints.items()):
         for stripes, name in enumerate(("benign", "malignant")):
             pictures(root / "scans" / site / name, 24, 48, tint, bool(stripes), 10 * number + stripes)
+        large_pictures(root / "eyes" / site, 12, 240, number)
     pictures(root / "new-pictures", 24, 60, (0.9, 0.9, 0.9), True, 99)
     for number, domain in enumerate(("mnist", "mnist_m", "svhn", "usps")):
         rng = np.random.default_rng(number)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import time
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -39,6 +41,38 @@ def test_a_copy_computes_although_its_original_has_used_several_threads() -> Non
     finally:
         torch.set_num_threads(before)
     assert not psutil.pid_exists(worker.pid) and worker.exchange(HEAD, b"") is None
+
+
+class Needy:
+    """Waits for something that only the original has when it is taken down, as sessions of onnxruntime do."""
+
+    taken_down: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        self.itself = self  # Only the collector of cycles takes it down.
+
+    def __del__(self) -> None:
+        self.taken_down.append(os.getpid())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there workers are forked")
+def test_what_the_original_no_longer_needs_is_not_taken_down_in_the_copy() -> None:
+    def answer(request: Request) -> bytes:
+        gc.collect()
+        return str(len(Needy.taken_down)).encode()
+
+    gc.disable()
+    try:
+        Needy()
+        worker = ForkedWorker(answer)
+        try:
+            assert worker.exchange(HEAD, b"") == b"0"
+        finally:
+            worker.kill()
+    finally:
+        gc.enable()
+    gc.collect()
+    assert Needy.taken_down == [os.getpid()]
 
 
 def test_several_threads_or_an_accelerator_forbid_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ write below the run's folder, and at the one it is told it kills the process, or
 from __future__ import annotations
 
 import errno
+import gc
 import mmap
 import os
 import random
@@ -74,6 +75,7 @@ class Fault:
         """How it ended: `ENDED`, `TOLD` (one clear error), `CRASHED`, or minus the signal that killed it."""
         child = os.fork()
         if child == 0:
+            gc.freeze()  # As in a forked worker.
             code = CRASHED
             try:
                 sys.addaudithook(self._hook(os.getpid()))

@@ -7,6 +7,7 @@ that many bytes.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import re
@@ -210,6 +211,7 @@ def _read_exactly(stream: IO[bytes], size: int) -> bytes:
 def _serve_and_exit(answer: Callable[[Request], bytes], reads: int, writes: int, parent: int) -> None:
     """The life of a forked worker. It must never return into the code of the process it was copied from."""
     code = 1
+    gc.freeze()  # What the original no longer needs is not taken down here: it may wait for threads of the original.
     try:
         from fedshift.federation.step import Request
 
